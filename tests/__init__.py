@@ -1,0 +1,1 @@
+"""Tests of Headstart; the folders mirror the four packages."""
