@@ -63,9 +63,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(Qwen3Config, _COMMON, {"head_dim": 8}),
     "mistral": Family(MistralConfig, _COMMON, {"sliding_window": None}),
     "gemma2": Family(Gemma2Config, _COMMON, {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}),
-    "gemma3": Family(
-        Gemma3TextConfig, _COMMON, {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}
-    ),
+    "gemma3": Family(Gemma3TextConfig, _COMMON, {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}),
     "gpt2": Family(GPT2Config, _GPT2, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "gptneox": Family(GPTNeoXConfig, _NO_GQA, {}),
     "phi3": Family(Phi3Config, _COMMON, {}),
