@@ -1,0 +1,218 @@
+"""How a drafter's distributions become a draft: chains, static trees, trees by confidence.
+
+One implementation for every kind. A kind answers two questions (:class:`Grower`): what may follow the root,
+and what may follow given nodes; everything about shape and budget is decided here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from heads.draft import Draft
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a round may draft.
+
+    Attributes:
+        rows: rows of the verification pass, the root included: at most ``rows - 1`` tokens are proposed.
+        depth: most tokens along one path (the look-ahead K).
+        width: children considered at each node; 1 makes a chain, more a tree by confidence (EAGLE-2, 2406.16858).
+        shape: a static tree instead, as rank paths: ``(0,)`` is the likeliest child of the root, ``(0, 1)`` its
+            second-likeliest child. Every path's parent must be there too.
+    """
+
+    rows: int
+    depth: int
+    width: int = 1
+    shape: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.depth < 0 or self.width < 1:
+            raise ValueError(f"a budget needs rows ≥ 1, depth ≥ 0 and width ≥ 1, not {self}")
+        paths = set(self.shape or ())
+        for path in paths:
+            if not path or (len(path) > 1 and path[:-1] not in paths):
+                raise ValueError(f"the static tree lacks the parent of its path {path}")
+
+    @classmethod
+    def chain(cls, depth: int) -> Budget:
+        """A chain of ``depth`` tokens."""
+        return cls(rows=depth + 1, depth=depth)
+
+    @classmethod
+    def static(cls, shape: Sequence[Sequence[int]]) -> Budget:
+        """A tree of fixed shape."""
+        paths = tuple(sorted((tuple(path) for path in shape), key=lambda path: (len(path), path)))
+        return cls(
+            rows=len(paths) + 1,
+            depth=max((len(path) for path in paths), default=0),
+            width=1 + max((path[-1] for path in paths), default=0),
+            shape=paths,
+        )
+
+    def within(self, depth: int) -> Budget:
+        """The same budget no deeper than ``depth``."""
+        if depth >= self.depth:
+            return self
+        if self.shape is not None:
+            return Budget.static([path for path in self.shape if len(path) <= depth])
+        rows = min(self.rows, depth + 1) if self.width == 1 else self.rows
+        return Budget(rows, depth, self.width)
+
+
+@dataclass
+class Sampler:
+    """Draws drafted tokens. The very tensor that is drawn from is returned as q (lossless.md's second trap)."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    generator: torch.Generator | None = None
+
+    def __call__(self, logits: Tensor) -> tuple[int, Tensor]:
+        """Draw from float (Vd,) logits: the index, and the float32 distribution (Vd,) it came from."""
+        scaled = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < scaled.shape[-1]:
+            scaled = scaled.masked_fill(scaled < scaled.topk(self.top_k).values[-1], float("-inf"))
+        q = scaled.softmax(-1)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = q.sort(descending=True)
+            outside = ordered.cumsum(-1) - ordered >= self.top_p
+            q = q.scatter(0, order[outside], 0.0)
+            q = q / q.sum()
+        return int(torch.multinomial(q, 1, generator=self.generator)), q
+
+
+class Grower(Protocol):
+    """What a kind of heads answers while a draft grows; logits are over its draft vocabulary."""
+
+    def first(self) -> Tensor:
+        """Logits (Vd,) of the token that follows the root."""
+        ...
+
+    def after(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Logits (len(nodes), Vd) of what follows each of ``nodes``.
+
+        Args:
+            nodes: nodes of one depth, each asked for once, its parent before it.
+            tokens, parents: target ids and parents of all nodes so far.
+        """
+        ...
+
+
+def grow(grower: Grower, budget: Budget, sampler: Sampler | None, ids: Tensor | None) -> Draft:
+    """Grow one row's draft.
+
+    Args:
+        grower: where distributions come from.
+        budget: shape and size; ``rows`` 1 or ``depth`` 0 gives the empty draft.
+        sampler: draws the tokens of a chain; None takes the likeliest. Trees are always chosen, never drawn.
+        ids: (Vd,) target ids of the draft vocabulary, None when it is the target's.
+    """
+    if budget.rows < 2 or budget.depth < 1:
+        return Draft.empty()
+    if budget.shape is not None:
+        return _static(grower, budget, ids)
+    if budget.width == 1:
+        return _chain(grower, min(budget.depth, budget.rows - 1), sampler, ids)
+    return _confident(grower, budget, ids)
+
+
+def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | None) -> Draft:
+    tokens: list[int] = []
+    parents = list(range(-1, depth - 1))
+    qs: list[Tensor | None] = []
+    scores: list[float] = []
+    logits = grower.first()
+    for node in range(depth):
+        if node:
+            logits = grower.after([node - 1], tokens, parents)[0]
+        if sampler is None:
+            best, index = logits.float().log_softmax(-1).max(-1)
+            place, q, score = int(index), None, float(best)
+        else:
+            place, q = sampler(logits)
+            score = float(q[place].log())
+        tokens.append(place if ids is None else int(ids[place]))
+        qs.append(q)
+        scores.append(score)
+    return Draft.chain(tokens, qs, ids, scores)
+
+
+def _ranked(logits: Tensor, count: int, ids: Tensor | None) -> tuple[list[list[float]], list[list[int]]]:
+    """Log-probabilities and target ids of each row's ``count`` likeliest entries."""
+    top = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), -1)
+    return top.values.tolist(), (top.indices if ids is None else ids[top.indices]).tolist()
+
+
+def _static(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    place: dict[tuple[int, ...], int] = {(): -1}
+    shape = budget.shape or ()
+    for depth in range(1, budget.depth + 1):
+        level = [path for path in shape if len(path) == depth]
+        asked = list(dict.fromkeys(path[:-1] for path in level))
+        if depth == 1:
+            logits = grower.first()[None]
+        else:
+            logits = grower.after([place[path] for path in asked], tokens, parents)
+        values, names = _ranked(logits, 1 + max(path[-1] for path in level), ids)
+        for path in level:
+            row, rank = asked.index(path[:-1]), path[-1]
+            if rank >= len(names[row]):
+                raise ValueError(f"the static tree asks for rank {rank} of a draft vocabulary of {len(names[row])}")
+            place[path] = len(tokens)
+            tokens.append(names[row][rank])
+            parents.append(place[path[:-1]])
+            scores.append(values[row][rank])
+    return Draft(tuple(tokens), tuple(parents), (None,) * len(tokens), ids, tuple(scores))
+
+
+def _confident(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
+    """EAGLE-2's tree: each depth expands the ``width`` likeliest nodes, the best ``rows - 1`` of all are kept.
+
+    Likeliest by the product of probabilities along the path, so what is kept always has its parents with it.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    paths: list[float] = []
+    frontier: list[int] = [-1]
+    for depth in range(1, budget.depth + 1):
+        logits = grower.first()[None] if depth == 1 else grower.after(frontier, tokens, parents)
+        values, names = _ranked(logits, budget.width, ids)
+        fresh: list[int] = []
+        for row, parent in enumerate(frontier):
+            before = 0.0 if parent < 0 else paths[parent]
+            for value, name in zip(values[row], names[row], strict=True):
+                fresh.append(len(tokens))
+                tokens.append(name)
+                parents.append(parent)
+                scores.append(value)
+                paths.append(before + value)
+        frontier = sorted(heapq.nlargest(budget.width, fresh, key=lambda node: paths[node]))
+        if depth < budget.depth and len(tokens) >= budget.rows - 1:
+            # nothing below the frontier can enter once rows - 1 nodes are likelier than all of it
+            bound = heapq.nlargest(budget.rows - 1, paths)[-1]
+            frontier = [node for node in frontier if paths[node] > bound] or []
+            if not frontier:
+                break
+    kept = sorted(heapq.nlargest(budget.rows - 1, range(len(tokens)), key=lambda node: (paths[node], -node)))
+    new = {old: place for place, old in enumerate(kept)} | {-1: -1}
+    return Draft(
+        tuple(tokens[i] for i in kept),
+        tuple(new[parents[i]] for i in kept),
+        (None,) * len(kept),
+        ids,
+        tuple(scores[i] for i in kept),
+    )
