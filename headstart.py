@@ -1,0 +1,166 @@
+"""The command line: registers the verbs of each package, prints their report, writes it as JSON when asked.
+
+Each package's ``commands.py`` defines its verbs; here they only get a place, ``--json`` and one way to fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+__version__ = "0.1.0"
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("data", "train", "infer", "heads")
+
+Report = tuple[dict[str, Any], str]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that says what was wrong in one line and where to read on, instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see `{self.prog} --help`)\n")
+
+
+class Verbs:
+    """The tree of verbs; ``add`` is what a package's ``register`` is given."""
+
+    def __init__(self) -> None:
+        self.parser = Parser(
+            prog="headstart",
+            description="Train draft heads on a frozen language model and decode with them, with exactly its own output.",
+            epilog="example: headstart quickstart\n\n`headstart VERB --help` shows each verb's options and an example.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.parser.add_argument("--version", action="version", version=f"headstart {__version__}")
+        self._groups = {"": self.parser.add_subparsers(title="verbs", metavar="VERB", required=True)}
+
+    def add(
+        self,
+        name: str,
+        *,
+        help: str,
+        example: str,
+        configure: Callable[[argparse.ArgumentParser], None],
+        run: Callable[[argparse.Namespace], Report],
+    ) -> None:
+        """Register the verb ``name`` (``"eval"``, or ``"data prepare"`` for one of a group).
+
+        ``run`` returns the report as a dict and as text for people. A report with ``"ok": False`` says that what was
+        asked for did not hold (a certificate that failed): it is shown and written, and the exit status is 1.
+        """
+        group, _, verb = name.rpartition(" ")
+        parser = self._group(group).add_parser(
+            verb,
+            help=help,
+            description=help[0].upper() + help[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        configure(parser)
+        parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
+        parser.set_defaults(run=run)
+
+    def _group(self, name: str) -> Any:
+        if name not in self._groups:
+            parser = self._groups[""].add_parser(name, help=f"{name} verbs: see `headstart {name} --help`")
+            self._groups[name] = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+        return self._groups[name]
+
+
+def local_completer(target_name: str, dtype: str, batch_size: int) -> tuple[Any, Any]:
+    """The engine of infer/ behind the protocol of data/, which may not know it; and the target's tokenizer."""
+    import torch
+
+    from heads.target import Target
+    from infer.completer import LocalCompleter
+
+    target = Target.load(target_name, dtype=getattr(torch, dtype))
+    tokenizer = target.tokenizer()
+    ends = target.model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    known = tuple(dict.fromkeys(end for end in [tokenizer.eos_token_id, *ends] if end is not None))
+    if not known:
+        raise ValueError(f"{target_name}: neither its tokenizer nor its generation config names an end token")
+    return LocalCompleter(target.model, known, batch_size=batch_size), tokenizer
+
+
+def verbs() -> Verbs:
+    """All verbs of all packages.
+
+    Raises:
+        ValueError: another module of the same name stands before one of our packages on ``sys.path``.
+    """
+    found = Verbs()
+    extra = {"data": {"completer": local_completer}}
+    for package in PACKAGES:
+        _refuse_shadow(package)
+        importlib.import_module(f"{package}.commands").register(found.add, **extra.get(package, {}))
+    return found
+
+
+def _refuse_shadow(package: str) -> None:
+    """A folder with its own ``train.py`` or ``data/`` on PYTHONPATH would be imported instead of ours."""
+    spec = importlib.util.find_spec(package)
+    where = spec.origin if spec else None
+    if where is None or Path(where).resolve().parent != HERE / package:
+        raise ValueError(
+            f"{where or 'a folder'} hides Headstart's own package {package!r}: take its folder off PYTHONPATH, "
+            "or run `headstart` from another place"
+        )
+
+
+def write_json(report: dict[str, Any], path: Path) -> None:
+    """Write ``report`` to ``path``, whole or not at all; a number that JSON lacks (NaN, infinity) becomes null."""
+    text = json.dumps(_plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; the exit status is 0 done, 1 done but the answer is no, 2 cannot be done, 130 interrupted."""
+    try:
+        args = verbs().parser.parse_args(argv)
+        if args.json is not None and not args.json.parent.is_dir():  # said before hours of work, not after
+            raise FileNotFoundError(f"--json {args.json}: the folder {args.json.parent} does not exist, make it first")
+        report, text = args.run(args)
+        if text:
+            print(text, flush=True)
+        if args.json is not None:
+            write_json(report, args.json)
+    except (ValueError, OSError) as problem:
+        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0 if report.get("ok", True) else 1
+
+
+if __name__ == "__main__":
+    if Path(sys.path[0] or ".").resolve() != HERE:  # `python -m headstart` puts the working directory first
+        del sys.path[0]
+    sys.exit(main())
