@@ -72,6 +72,7 @@ def embedded_folder() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        partial.chmod(0o755)  # mkdtemp makes it private; the folder may be shared like any other cache
         _convert(source, partial)
         try:
             partial.rename(folder)

@@ -83,6 +83,8 @@ class Sampler:
         if self.top_k is not None and self.top_k < scaled.shape[-1]:
             scaled = scaled.masked_fill(scaled < scaled.topk(self.top_k).values[-1], float("-inf"))
         q = scaled.softmax(-1)
+        if not torch.isfinite(q).all():  # heads gone wrong may not stop a decode: any q is lossless
+            q = torch.full_like(q, 1.0 / q.shape[-1])
         if self.top_p is not None and self.top_p < 1:
             ordered, order = q.sort(descending=True)
             outside = ordered.cumsum(-1) - ordered >= self.top_p
@@ -136,7 +138,7 @@ def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | No
         if node:
             logits = grower.after([node - 1], tokens, parents)[0]
         if sampler is None:
-            best, index = logits.float().log_softmax(-1).max(-1)
+            best, index = _log_probabilities(logits).max(-1)
             place, q, score = int(index), None, float(best)
         else:
             place, q = sampler(logits)
@@ -147,9 +149,14 @@ def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | No
     return Draft.chain(tokens, qs, ids, scores)
 
 
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """Float32 log-probabilities; NaN counts as impossible, so that broken heads draft badly instead of crashing."""
+    return logits.float().log_softmax(-1).nan_to_num(nan=float("-inf"), neginf=float("-inf"))
+
+
 def _ranked(logits: Tensor, count: int, ids: Tensor | None) -> tuple[list[list[float]], list[list[int]]]:
     """Log-probabilities and target ids of each row's ``count`` likeliest entries."""
-    top = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), -1)
+    top = _log_probabilities(logits).topk(min(count, logits.shape[-1]), -1)
     return top.values.tolist(), (top.indices if ids is None else ids[top.indices]).tolist()
 
 

@@ -1,0 +1,75 @@
+"""The table of kinds. A new kind is one file beside this one and one row here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heads.base import DraftHeads
+from heads.config import ConfigError, HeadsConfig, nearest, refuse_unknown
+from heads.eagle import Eagle
+from heads.medusa import Medusa
+from heads.target import Target
+
+KINDS: dict[str, type[DraftHeads]] = {
+    "medusa": Medusa,
+    "eagle": Eagle,
+}
+
+
+def kind_of(name: str) -> type[DraftHeads]:
+    """The class of a kind.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if name not in KINDS:
+        raise ConfigError(f"unknown kind of heads {name!r}{nearest(name, KINDS)} (known: {', '.join(KINDS)})")
+    return KINDS[name]
+
+
+def make_config(
+    kind: str,
+    target: Target,
+    *,
+    lookahead: int | None = None,
+    taps: tuple[int, ...] | None = None,
+    draft_vocab_size: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> HeadsConfig:
+    """Complete settings of a kind for a target; what is not given is the kind's default.
+
+    Raises:
+        ConfigError: unknown kind or option, or a tap the target does not have.
+    """
+    cls, options = kind_of(kind), dict(options or {})
+    known = cls.default_options(target)
+    refuse_unknown(options, known, f"{kind} options")
+    chosen = tuple(cls.default_taps(target) if taps is None else taps)
+    wrong = [tap for tap in chosen if not 0 <= tap <= target.num_layers]
+    if wrong or not chosen:
+        raise ConfigError(f"taps {wrong or chosen} are not hidden states 0 to {target.num_layers} of {target.name}")
+    if draft_vocab_size is not None and not 0 < draft_vocab_size <= target.vocab_size:
+        raise ConfigError(f"draft_vocab_size must be 1 to {target.vocab_size}, not {draft_vocab_size}")
+    return HeadsConfig(
+        kind=kind,
+        lookahead=lookahead or cls.default_lookahead,
+        taps=chosen,
+        target=target.identity(),
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        options=known | options,
+    )
+
+
+def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHeads:
+    """Heads of a config on a target, with fresh weights not yet initialized (see ``DraftHeads.initialize``).
+
+    Raises:
+        TargetMismatch: the config was made for another target.
+        ValueError: the target's logits do not follow from its hidden state (``Target.self_check``).
+    """
+    if check:
+        target.check(config.target)
+        target.self_check()
+    return kind_of(config.kind)(config, target)

@@ -1,0 +1,129 @@
+"""Medusa (arXiv 2401.10774): K independent heads on the last hidden state, head k drafts the k-th next token.
+
+A head is a stack of residual blocks x + SiLU(Wx + b) under an output matrix, the target's own (shared, nothing
+to store) or one of its own. W starts at zero, so that every head begins as the target's next-token head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.base import DraftHeads, TrainingBatch, UnrollStep
+from heads.config import HeadsConfig
+from heads.target import Target
+
+DEFAULTS: dict[str, Any] = {
+    "layers": 1,  # residual blocks a head
+    "own_output": False,  # an output matrix a head, from the target's rows, instead of the target's
+    "position_decay": 0.8,  # weight of draft position j is this to the power j
+}
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(Wx + b)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, H) → (…, H)."""
+        return x + nn.functional.silu(self.linear(x))
+
+
+@dataclass
+class MedusaState:
+    """The last committed position's hidden state, (1, 1, H)."""
+
+    hidden: Tensor
+
+
+class Medusa(DraftHeads):
+    """The heads; taps hold the one state that the target's output matrix reads."""
+
+    def __init__(self, config: HeadsConfig, target: Target) -> None:
+        super().__init__(config, target)
+        width, layers = config.hidden_size, config.options["layers"]
+        # one module a block: a repeated one would tie the layers' weights (drafters.md, §5)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(ResidualBlock(width) for _ in range(layers))) for _ in range(config.lookahead)
+        )
+        rows = config.draft_vocab_size or config.vocab_size
+        self.outputs = nn.ModuleList(
+            nn.Linear(width, rows, bias=False) for _ in range(config.lookahead if config.options["own_output"] else 0)
+        )
+        self._rows: Tensor | None = None
+
+    @classmethod
+    def default_taps(cls, target: Target) -> tuple[int, ...]:
+        """The last hidden state, after the final norm: what the target's output matrix reads."""
+        return (target.num_layers,)
+
+    @classmethod
+    def default_options(cls, target: Target) -> dict[str, Any]:
+        """Nothing depends on the target."""
+        return dict(DEFAULTS)
+
+    def initialize(self) -> None:
+        """Blocks start at zero; own output matrices as copies of the target's rows."""
+        weight = self.target.output.weight.detach()
+        for output in self.outputs:
+            rows = weight if self.draft_ids is None else weight[self.draft_ids]
+            output.weight.data.copy_(rows)
+
+    def head(self, k: int, hidden: Tensor) -> Tensor:
+        """Logits (…, Vd) of head k for post-norm hidden states (…, H)."""
+        x = self.blocks[k](hidden)
+        if len(self.outputs):
+            return self.target.transform(self.outputs[k](x))
+        return self.target.project_rows(x, self.draft_ids)
+
+    def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
+        """Every head at every position whose next-but-one token is trained."""
+        trained = torch.zeros_like(batch.loss_mask)
+        trained[:, :-2] = batch.loss_mask[:, 2:]
+        where, row = trained.nonzero(as_tuple=True)
+        hidden = batch.taps[where, row]
+        for k in range(self.config.lookahead):
+            yield UnrollStep(self.head(k, hidden), where, row)
+
+    def start(self, taps: Tensor, ids: Tensor, mask: Tensor | None = None) -> MedusaState:
+        """Only the last position matters."""
+        return MedusaState(taps[:, -1:])
+
+    def advance(self, state: MedusaState, taps: Tensor, ids: Tensor) -> None:
+        """The last committed position is the new one."""
+        state.hidden = taps[:, -1:]
+
+    def grower(self, state: MedusaState) -> MedusaGrower:
+        """Heads are independent of the tokens drafted."""
+        return MedusaGrower(self, state.hidden[0, 0])
+
+
+class MedusaGrower:
+    """All nodes of a depth share the head of that depth."""
+
+    def __init__(self, heads: Medusa, hidden: Tensor) -> None:
+        self.heads, self.hidden = heads, hidden
+
+    def first(self) -> Tensor:
+        """Logits (Vd,) of head 0."""
+        return self.heads.head(0, self.hidden)
+
+    def after(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Logits (len(nodes), Vd) of the head that is as deep as the nodes' children."""
+        depth, node = 0, nodes[0]
+        while node >= 0:
+            depth, node = depth + 1, parents[node]
+        if depth >= self.heads.config.lookahead:
+            raise ValueError(
+                f"a draft of depth {depth + 1} > {self.heads.config.lookahead} heads: ask for a shallower budget"
+            )
+        return self.heads.head(depth, self.hidden).expand(len(nodes), -1)

@@ -1,0 +1,278 @@
+"""The frozen target: the only place that knows how a transformers model is built.
+
+Everything comes from the model's public methods and its configuration. No modelling file is forked; what a
+configuration cannot say by itself stands in ``LOGIT_TRANSFORMS``. A model that turns out to be built otherwise
+is refused, because :meth:`Target.self_check` recomputes its logits from its own last hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from heads import compat, embedded
+from heads.identity import TargetIdentity, TargetMismatch, config_fields, hash_all, sample_hash
+
+# configuration field → how it turns the output matrix's product into logits
+LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
+    "logit_scale": lambda logits, scale: logits * scale,
+    "logits_scaling": lambda logits, scale: logits / scale,
+}
+
+
+@dataclass
+class TargetOutput:
+    """One pass: logits (B, rows, V), taps (B, q, taps·H) or None, post-norm hidden (B, q, H) or None."""
+
+    logits: Tensor
+    taps: Tensor | None
+    hidden: Tensor | None
+
+
+class Target:
+    """A frozen language model, seen as heads need it.
+
+    Args:
+        model: a causal language model of transformers, possibly PEFT-wrapped. It is put into eval mode.
+        name: what to record as its name; the model's own by default.
+
+    Raises:
+        ValueError: the model has no input embedding, output matrix or layer list that can be found.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
+        self.model = model.eval()
+        self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.config: Any = compat.text_config(model.config)
+        self.embedding: nn.Module = self._need("get_input_embeddings", "an input embedding")
+        self.output: nn.Module = self._need("get_output_embeddings", "an output matrix")
+        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.vocab_size: int = self.output.weight.shape[0]  # may be padded beyond the tokenizer's
+        self.layers = self._layer_list()
+        kinds = getattr(self.config, "layer_types", None)
+        window = getattr(self.config, "sliding_window", None)
+        self.sliding_window: int | None = window
+        self.layer_types: tuple[str, ...] = tuple(
+            kinds or ["sliding_attention" if window else "full_attention"] * self.num_layers
+        )
+        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self._tokenizer: Any = None
+        self._identity: TargetIdentity | None = None
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> Target:
+        """Load a target by the embedded one's name, a folder, or a Hub id."""
+        model = AutoModelForCausalLM.from_pretrained(
+            embedded.resolve(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+        )
+        return cls(model.to(device), name=str(name))
+
+    def _need(self, method: str, what: str) -> Any:
+        found = getattr(self.model, method)()
+        if found is None:
+            raise ValueError(f"{type(self.model).__name__} has no {what} ({method} gives None): it cannot be a target")
+        return found
+
+    def _layer_list(self) -> nn.ModuleList:
+        """The decoder's layers: the one module list as long as the configuration says and nested in no other such."""
+        found = self.model.named_modules()
+        lists = {name: m for name, m in found if isinstance(m, nn.ModuleList) and len(m) == self.num_layers}
+        outer = [m for name, m in lists.items() if not any(name.startswith(other + ".") for other in lists)]
+        if len(outer) != 1:
+            raise ValueError(
+                f"{type(self.model).__name__} has {len(outer)} lists of {self.num_layers} layers where one is expected: "
+                "which are the decoder's cannot be told"
+            )
+        return outer[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the output matrix, in which passes run."""
+        return self.output.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return self.embedding.weight.device
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that belongs to the target's name."""
+        if self._tokenizer is None:
+            self._tokenizer = AutoTokenizer.from_pretrained(embedded.resolve(self.name))
+        return self._tokenizer
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings (…, H) of token ids (…)."""
+        return self.embedding(ids)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits (…, V) of post-norm hidden states (…, H), soft-cap and scale included."""
+        return self.transform(self.output(hidden))
+
+    def project_rows(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
+        """Logits (…, len(ids)) of some vocabulary entries only; all of them for None."""
+        if ids is None:
+            return self.project(hidden)
+        bias = getattr(self.output, "bias", None)
+        return self.transform(
+            nn.functional.linear(hidden, self.output.weight[ids], None if bias is None else bias[ids])
+        )
+
+    def transform(self, logits: Tensor) -> Tensor:
+        """The target's soft-cap or scale on raw products of its output matrix."""
+        for field, function in LOGIT_TRANSFORMS.items():
+            value = getattr(self.config, field, None)
+            if value is not None:
+                logits = function(logits, value)
+        return logits
+
+    @torch.no_grad()
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        cache: Any = None,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        taps: Sequence[int] = (),
+        hidden: bool = False,
+        logits_to_keep: int = 0,
+    ) -> TargetOutput:
+        """One pass of the model.
+
+        Args:
+            ids: (B, q) token ids.
+            cache: a transformers cache that holds what came before, or None.
+            mask: None, a 2-D padding mask (B, kv), or a 4-D bool mask (B, 1, q, kv) where True may be seen; kv
+                counts what the cache holds and the q new rows. Sliding windows are cut out of it here.
+            positions: (B, q) position ids; counted on from the cache by default.
+            taps: indices of hidden states as transformers counts them: 0 the embedding, i the output of the
+                i-th layer, ``num_layers`` the last one after the final norm.
+            hidden: also return the post-norm last hidden state.
+            logits_to_keep: logits of the last rows only; 0 for all.
+        """
+        kwargs: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
+        if cache is not None:
+            kwargs[compat.cache_argument(self._plain)] = cache
+        if mask is not None:
+            kwargs["attention_mask"] = self._attention_mask(mask, positions) if mask.dim() == 4 else mask
+        if positions is not None and compat.takes(self._plain, "position_ids"):
+            kwargs["position_ids"] = positions
+        wanted = [*taps, self.num_layers] if hidden else list(taps)
+        if wanted:
+            kwargs["output_hidden_states"] = compat.hidden_states_argument(wanted)
+        if logits_to_keep and compat.takes(self._plain, "logits_to_keep"):
+            kwargs["logits_to_keep"] = logits_to_keep
+        out = self.model(**kwargs)
+        states = out.hidden_states
+        return TargetOutput(
+            logits=out.logits[:, -logits_to_keep:] if logits_to_keep else out.logits,
+            taps=torch.cat([states[i] for i in taps], -1) if taps else None,
+            hidden=states[self.num_layers] if hidden else None,
+        )
+
+    @cached_property
+    def _plain(self) -> type[PreTrainedModel]:
+        """Class of the model itself, without an adapter's wrapper around it."""
+        unwrap = getattr(self.model, "get_base_model", None)
+        return type(unwrap() if unwrap else self.model)
+
+    def _attention_mask(self, mask: Tensor, positions: Tensor | None) -> Any:
+        """The mask in the form the model's attention takes, by layer type where the types differ."""
+        kinds = set(self.layer_types)
+        unknown = kinds - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise ValueError(f"layers of type {', '.join(sorted(unknown))} take no tree mask: this target is not supported")
+        masks = {}
+        if "full_attention" in kinds:
+            masks["full_attention"] = self._as_attention(mask)
+        if "sliding_attention" in kinds:
+            masks["sliding_attention"] = self._as_attention(mask & self._window(mask, positions))
+        return masks if len(kinds) > 1 else masks[kinds.pop()]
+
+    def _window(self, mask: Tensor, positions: Tensor | None) -> Tensor:
+        """Bool (B, 1, q, kv): keys within the sliding window, by position (rows of a tree share positions)."""
+        q, kv = mask.shape[-2:]
+        before = torch.arange(kv - q, device=mask.device)
+        own = torch.arange(kv - q, kv, device=mask.device) if positions is None else positions[0]
+        keys = torch.cat([before, own])
+        return (own[:, None] - keys[None, :] < (self.sliding_window or kv))[None, None]
+
+    def _as_attention(self, mask: Tensor) -> Tensor:
+        if self.config._attn_implementation == "sdpa":
+            return mask
+        if self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"attention {self.config._attn_implementation!r} takes no tree mask: load the target with "
+                "attn_implementation='sdpa' or 'eager'"
+            )
+        additive = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+        return additive.masked_fill(~mask, torch.finfo(self.dtype).min)
+
+    @torch.no_grad()
+    def self_check(self) -> None:
+        """Recompute logits from the last hidden state and compare.
+
+        Raises:
+            ValueError: the model does something between its final norm and its logits that is not known here.
+        """
+        out = self.forward(torch.arange(2, device=self.device)[None] % self.vocab_size, hidden=True)
+        assert out.hidden is not None
+        ours = self.project(out.hidden).float()
+        theirs = out.logits.float()
+        if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+            raise ValueError(
+                f"the logits of {type(self.model).__name__} do not follow from its last hidden state and output matrix "
+                f"(largest difference {float((ours - theirs).abs().max()):.3g}): it is not supported as a target"
+            )
+
+    def identity(self) -> TargetIdentity:
+        """What heads record of this target."""
+        if self._identity is None:
+            self._identity = self._identify()
+        return self._identity
+
+    def _identify(self) -> TargetIdentity:
+        quantization = getattr(self.model.config, "quantization_config", None)
+        adapter = {n: p for n, p in self.model.named_parameters() if "lora_" in n}
+        return TargetIdentity(
+            name=self.name,
+            revision=getattr(self.model.config, "_commit_hash", None),
+            fields=config_fields(self.config),
+            weights=sample_hash(self.embedding.weight, self.layers[self.num_layers // 2], self.output.weight),
+            quantizer=str(getattr(quantization, "quant_method", quantization)) if quantization else None,
+            adapter=hash_all((n, p.to(torch.bfloat16)) for n, p in adapter.items()) if adapter else None,
+        )
+
+    def check(self, wanted: TargetIdentity, *, allow_mismatch: bool = False) -> None:
+        """Compare with what heads recorded.
+
+        Raises:
+            TargetMismatch: it is another model, unless ``allow_mismatch``.
+        """
+        pieces = wanted.differences(self.identity())
+        if pieces and not allow_mismatch:
+            raise TargetMismatch(
+                f"these heads were trained on {wanted.name}, not on {self.name}: {'; '.join(pieces)}. "
+                "Load the target they name, or pass allow_mismatch=True to try all the same"
+            )
+
+    def weights_hash(self) -> str:
+        """SHA-256 over all parameters and buffers as stored: equal before and after training."""
+        return hash_all(self.model.state_dict().items())
