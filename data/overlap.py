@@ -24,7 +24,7 @@ _WORD = re.compile(f"[{_CJK}]|[^\\W{_CJK}]+")
 
 @dataclass(frozen=True)
 class Closest:
-    """The most similar pair across a split: places of the two prompts, their Jaccard index, longest common run of words."""
+    """The most similar pair across a split: its places on both sides, Jaccard index, and longest common run of words."""
 
     train: int
     heldout: int

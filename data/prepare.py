@@ -15,21 +15,20 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
-from datasets.arrow_writer import ArrowWriter
+import datasets  # type: ignore[import-untyped]
+from datasets.arrow_writer import ArrowWriter  # type: ignore[import-untyped]
 
 from data.conversation import Conversation, Refusal, read_conversation
 from data.files import read_rows, sha256
+from data.folder import PROVENANCE, REPORT, beside, claimed, place
 from data.render import Renderer
 from data.split import split
 
-PROVENANCE, REPORT = "provenance.json", "report.json"
 FORMAT = 1
 SHOWN = 20
 """Refused rows that the report quotes."""
@@ -46,6 +45,7 @@ FEATURES = datasets.Features(
 )
 
 Progress = Callable[[str, int, int], None]
+"""Told the split, how many of its conversations are done, and of how many (0: unknown)."""
 
 
 @dataclass
@@ -79,6 +79,7 @@ class PrepareReport:
     reused: bool = False
 
     def drop(self, where: str, refusal: Refusal) -> None:
+        """Count a refused row, and quote it if it is among the first."""
         self.dropped[refusal.reason] = self.dropped.get(refusal.reason, 0) + 1
         if len(self.refused) < SHOWN:
             self.refused.append(f"{where}: {refusal}")
@@ -125,7 +126,7 @@ def prepare(
         sources: JSON or JSON-lines files, gzipped or not.
         tokenizer: the target's, with its chat template.
         max_length: most tokens a conversation may have; the rest is cut away and counted.
-        heldout: fraction (below 1) or count of conversations to hold out, by the rule of :mod:`data.overlap`; 0 for none.
+        heldout: fraction (below 1) or count of conversations to hold out by the rule of :mod:`data.overlap`; 0: none.
         seed: chooses what is held out.
 
     Raises:
@@ -142,61 +143,20 @@ def prepare(
         if not path.is_file():
             raise FileNotFoundError(f"no data file {path}")
     provenance = _provenance(paths, tokenizer, max_length, heldout, seed)
-    found = _claimed(out)
+    found = claimed(out)
     if found == provenance:
         return PrepareReport(**{**json.loads((out / REPORT).read_text()), "reused": True})
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = _beside(out)
+    partial = beside(out)
     partial.mkdir()
     try:
         report = _write(partial, paths, Renderer(tokenizer), max_length, heldout, seed, progress)
         (partial / REPORT).write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         (partial / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
-        _place(partial, out)
+        place(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return report
-
-
-def _beside(out: Path) -> Path:
-    """A new hidden name in the same folder, so that renaming from or to it is atomic."""
-    return out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
-
-
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-
-
-def _ours(name: str) -> bool:
-    head, _, rest = name.partition(os.sep)
-    arrow = rest.startswith(("data-", "cache-")) and rest.endswith(".arrow")
-    return name in (PROVENANCE, REPORT) or (head in ("train", "heldout") and (arrow or rest in ("state.json", "dataset_info.json")))
-
-
-def _claimed(out: Path) -> dict[str, Any] | None:
-    """The provenance of what stands at ``out``; None when nothing does. Refuses a folder with anything else in it."""
-    if not out.exists():
-        return None
-    if not out.is_dir():
-        raise ValueError(f"{out} is a file: name a folder for the prepared data")
-    files = _files(out)
-    foreign = sorted(name for name in files if not _ours(name))
-    if foreign:
-        raise ValueError(f"{out} holds {foreign[0]}, which preparing did not write: name another folder")
-    if files and PROVENANCE not in files:
-        raise ValueError(f"{out} has no {PROVENANCE}, so it was not made by preparing: name another folder")
-    return json.loads((out / PROVENANCE).read_text()) if files else None
-
-
-def _place(partial: Path, out: Path) -> None:
-    """Rename the finished folder into place, moving an older one of our own out of the way first."""
-    if out.exists():
-        old = _beside(out)
-        out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old)
-    else:
-        partial.rename(out)
 
 
 def _conversations(paths: Sequence[Path], report: PrepareReport) -> Iterator[tuple[str, Conversation]]:
@@ -215,7 +175,13 @@ def _conversations(paths: Sequence[Path], report: PrepareReport) -> Iterator[tup
 
 
 def _write(
-    folder: Path, paths: Sequence[Path], renderer: Renderer, max_length: int, heldout: float, seed: int, progress: Progress
+    folder: Path,
+    paths: Sequence[Path],
+    renderer: Renderer,
+    max_length: int,
+    heldout: float,
+    seed: int,
+    progress: Progress,
 ) -> PrepareReport:
     report = PrepareReport()
     conversations: Iterable[tuple[str, Conversation]] = _conversations(paths, report)
@@ -290,7 +256,9 @@ def _save(scratch: Path, folder: Path) -> None:
 
 
 def load(folder: str | os.PathLike[str], split: str = "train") -> datasets.Dataset:
-    """The prepared dataset: ``id`` (str), ``input_ids`` (list of int32), ``loss_mask`` (list of bool), ``finished`` (bool).
+    """One split of a prepared folder.
+
+    Columns: ``id`` (str), ``input_ids`` (list of int32), ``loss_mask`` (list of bool), ``finished`` (bool).
 
     Raises:
         FileNotFoundError: the folder is missing or was not made by :func:`prepare`, or has no such split.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -51,7 +52,7 @@ class Renderer:
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: conversations cannot be rendered with it"
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: it cannot render conversations"
             )
         self.tokenizer = tokenizer
         asked, answered = Turn("user", "a"), Turn("assistant", _PROBE)
@@ -151,9 +152,9 @@ class Renderer:
         if all(whole[: len(ids)] == ids for ids in beginnings):
             return whole, [len(ids) for ids in beginnings]
         edges = [0, *bounds, len(text)]
-        pieces = self._ids([text[a:b] for a, b in zip(edges, edges[1:], strict=False)])
+        pieces = self._ids([text[a:b] for a, b in pairwise(edges)])
         joined = [id for piece in pieces for id in piece]
         if self._read(joined) != self._read(whole):
-            raise Refusal("tokens cross a boundary", "the tokenizer joins the answer's first or last token to its neighbour")
+            raise Refusal("tokens cross a boundary", "the tokenizer joins an answer's end to what stands beside it")
         places = [sum(map(len, pieces[: i + 1])) for i in range(len(bounds))]
         return joined, places

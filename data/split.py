@@ -49,7 +49,9 @@ def wanted(heldout: float, total: int) -> int:
     """
     count = round(heldout * total) if 0 < heldout < 1 else heldout
     if count != int(count) or not 0 < count < total:
-        raise ValueError(f"{heldout} of {total} conversations cannot be held out: give a fraction or a count that leaves some for both")
+        raise ValueError(
+            f"{heldout} of {total} conversations cannot be held out: give a fraction or a count that leaves some"
+        )
     return int(count)
 
 
@@ -79,7 +81,9 @@ def split(prompts: Sequence[str], heldout: float, seed: int = 0) -> Split:
         else:
             chosen.append(place)
     if len(chosen) < count:
-        raise ValueError(f"only {len(chosen)} of {len(prompts)} prompts are unlike all others, {count} were to be held out")
+        raise ValueError(
+            f"only {len(chosen)} of {len(prompts)} prompts are unlike all others, {count} were wanted: hold out fewer"
+        )
     chosen.sort()
     held = set(chosen)
     train = [i for i in range(len(prompts)) if i not in held]

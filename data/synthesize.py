@@ -18,6 +18,9 @@ from typing import Any
 
 from data.completer import Completer
 
+Progress = Callable[[str, int, int], None]
+"""Told the stage, how much of it is done, and of how much (0: unknown)."""
+
 PROMPTS, ANSWERS, SETTINGS = "prompts.jsonl", "conversations.jsonl", "synthesis.json"
 
 
@@ -52,7 +55,7 @@ def user_header(tokenizer: Any) -> list[int]:
         ValueError: the tokenizer has no chat template, or the text of a message cannot be found in its rendering.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: prompts cannot be drawn from it")
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: it cannot draw prompts")
     probe = "\u2063probe\u2063"
     text = tokenizer.apply_chat_template([{"role": "user", "content": probe}], tokenize=False)
     if probe not in text:
@@ -62,7 +65,8 @@ def user_header(tokenizer: Any) -> list[int]:
 
 def answer_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """Ids of one user message with the header of the answer behind it."""
-    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
@@ -110,7 +114,7 @@ def synthesize(
     tokenizer: Any,
     folder: str | os.PathLike[str],
     settings: SynthesisSettings,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> SynthesisReport:
     """Write ``settings.conversations`` conversations of the target's own to ``folder/conversations.jsonl``.
 
@@ -124,7 +128,7 @@ def synthesize(
     folder = Path(folder)
     _claim(folder, settings)
     prompts, dropped, sampled = _prompts(completer, tokenizer, folder, settings, progress)
-    rows = _read_rows(folder / ANSWERS)
+    rows = [row for row in _read_rows(folder / ANSWERS) if row["id"] < settings.conversations]
     have = {row["id"] for row in rows}
     todo = [(i, p) for i, p in enumerate(prompts) if i not in have]
     for at in range(0, len(todo), settings.chunk):
@@ -157,7 +161,7 @@ def synthesize(
 
 
 def _prompts(
-    completer: Completer, tokenizer: Any, folder: Path, settings: SynthesisSettings, progress: Callable[[str, int, int], None]
+    completer: Completer, tokenizer: Any, folder: Path, settings: SynthesisSettings, progress: Progress
 ) -> tuple[list[str], Counter[str], int]:
     """The first ``settings.conversations`` usable prompts, drawing more chunks until there are enough."""
     header = user_header(tokenizer)
@@ -187,12 +191,14 @@ def _prompts(
             temperature=settings.prompt_temperature,
             seed=settings.seed * 1_000_003 + index,
         )
-        chunk = {"chunk": index, "prompts": [[tokenizer.decode(d.ids, skip_special_tokens=False), d.finished] for d in drawn]}
+        texts = [tokenizer.decode(d.ids, skip_special_tokens=False) for d in drawn]
+        chunk = {"chunk": index, "prompts": [[text, d.finished] for text, d in zip(texts, drawn, strict=True)]}
         _append(folder / PROMPTS, [chunk])
         chunks.append(chunk)
         take(chunk)
         if index > 20 and not prompts:
-            raise ValueError(f"{len(chunks) * settings.chunk} prompts drawn and none usable ({dict(dropped)}): is this a chat model?")
+            drawn_count = len(chunks) * settings.chunk
+            raise ValueError(f"{drawn_count} prompts drawn and none usable ({dict(dropped)}): is this a chat model?")
         progress("prompts", min(len(prompts), settings.conversations), settings.conversations)
     return prompts[: settings.conversations], dropped, len(chunks) * settings.chunk
 
