@@ -1,0 +1,150 @@
+"""The target's distribution at every node, under exactly the processors ``model.generate`` would build.
+
+transformers' private builders are called here and nowhere else, so that defaults, order and merging with the
+user's own processors are the library's, not a second version of them. A processor that looks at nothing but the
+scores is applied to all rows of a pass at once. Any other sees, row by row, the prefix that row stands for, drafts
+included; rows are asked for along the accepted path only, once for each emitted token and in order, so that
+rejected drafts leave no trace even in a processor that keeps a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import logits_process as known
+
+from heads.draft import Draft
+from infer.tokens import Tokens
+
+# processors whose output depends on the scores alone
+PREFIX_FREE: frozenset[type] = frozenset(
+    getattr(known, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+    )
+    if hasattr(known, name)
+)
+
+
+@dataclass
+class Prepared:
+    """What ``model.generate`` would work with: its settings with all defaults applied, processors and criteria."""
+
+    config: GenerationConfig
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+
+
+def prepare(
+    model: PreTrainedModel,
+    ids: Tensor,
+    generation_config: GenerationConfig | None,
+    settings: dict[str, Any],
+    *,
+    check: Callable[[GenerationConfig, dict[str, Any]], None],
+    attention_mask: Tensor | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+    tokenizer: Any = None,
+) -> Prepared:
+    """Settings, processors and criteria as ``model.generate(ids, generation_config, **settings)`` makes them.
+
+    Args:
+        ids: (1, n) prompt.
+        settings: generation parameters given by name.
+        check: called with the complete settings and what was left of ``settings``; raises for what is refused.
+        attention_mask: (1, n), None when nothing is padding.
+        tokenizer: needed for stop strings.
+
+    Raises:
+        ValueError: what transformers itself refuses (no room for a token, stop strings without a tokenizer, …).
+    """
+    own, defaults = generation_config, model.generation_config
+
+    def unset(name: str) -> bool:
+        return settings.get(name) is None and getattr(own, name, None) is None and getattr(defaults, name) is None
+
+    default_max, default_min = unset("max_length"), unset("min_length")
+    config, rest = model._prepare_generation_config(own, **settings)
+    check(config, rest)
+    model._prepare_special_tokens(config, attention_mask is not None, device=ids.device, batch_size=1)
+    config = model._prepare_generated_length(
+        generation_config=config,
+        has_default_max_length=default_max,
+        has_default_min_length=default_min,
+        model_input_name="input_ids",
+        input_ids_length=ids.shape[1],
+        inputs_tensor=ids,
+    )
+    model._validate_generated_length(config, ids.shape[1], default_max)
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=ids.shape[1],
+        encoder_input_ids=ids,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        logits_processor=LogitsProcessorList(logits_processor or []),
+        device=ids.device,
+        model_kwargs={"attention_mask": attention_mask},
+    )
+    criteria = model._get_stopping_criteria(
+        generation_config=config,
+        stopping_criteria=StoppingCriteriaList(stopping_criteria or []),
+        tokenizer=tokenizer,
+    )
+    return Prepared(config, processors, criteria)
+
+
+class NodeScores:
+    """Processed scores of one pass, row by row; node -1 is the root.
+
+    Args:
+        processors: the user's, in the library's order.
+        logits: (1 + nodes, V) of the target's pass.
+        draft: the nodes behind the rows.
+        tokens: what is committed, the root last.
+        exact: decide in float64 (a float64 target); float32 otherwise. Scores are float32 either way, as
+            ``model.generate`` has them.
+    """
+
+    def __init__(
+        self, processors: LogitsProcessorList, logits: Tensor, draft: Draft, tokens: Tokens, exact: bool = False
+    ) -> None:
+        self.logits = logits.float()
+        self._processors, self._draft, self._tokens = processors, draft, tokens
+        self._dtype = torch.float64 if exact else torch.float32
+        self._rows: dict[int, Tensor] = {}
+        if all(type(processor) in PREFIX_FREE for processor in processors):
+            scores = processors(tokens.view(), self.logits) if processors else self.logits
+            self._rows = dict(enumerate(scores, start=-1))
+
+    def scores(self, node: int) -> Tensor:
+        """(V,) processed scores after ``node``."""
+        if node not in self._rows:
+            prefix = self._tokens.followed_by([self._draft.tokens[i] for i in self._draft.path(node)])
+            # a copy, since some processors write into what they are given
+            self._rows[node] = self._processors(prefix, self.logits[node + 1 : node + 2].clone())[0]
+        return self._rows[node]
+
+    def best(self, node: int) -> int:
+        """Arg-max token after ``node``."""
+        return int(self.scores(node).argmax())
+
+    def p(self, node: int) -> Tensor:
+        """(V,) distribution of the token after ``node``."""
+        return self.scores(node).softmax(-1, dtype=self._dtype)
