@@ -1,0 +1,123 @@
+"""What a run is made of: nested settings with one line of help each, and the section they belong to.
+
+The dataclasses below are the whole schema. ``train/settings.py`` reads them from YAML and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def knob(default: Any, text: str, choices: Sequence[str] = ()) -> Any:
+    """A field with its help text and, for modes, the values it may take."""
+    return field(default=default, metadata={"help": text, "choices": tuple(choices)})
+
+
+def table(default: dict[str, Any], text: str) -> Any:
+    """A field that maps names to values."""
+    return field(default_factory=lambda: dict(default), metadata={"help": text, "choices": ()})
+
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the conversations come from and how the target's states are supplied."""
+
+    train: str = knob("builtin:train", "folder of `headstart data prepare`, a file of conversations, or builtin:train")
+    heldout: str = knob("builtin:heldout", "the same for held-out conversations, or builtin:heldout")
+    max_length: int = knob(1024, "longest conversation in tokens, when a file is prepared here")
+    features: str = knob("cached", "states of the target: computed once to disk, or each step", ("cached", "online"))
+    feature_dtype: str = knob("bfloat16", "how the states are rounded, on disk and online alike", DTYPES)
+    cache_folder: str | None = knob(None, "where cached states lie; default: features/ in headstart's cache folder")
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The frozen model."""
+
+    name: str = knob("headstart/smollm2-135m-q4", "embedded name, folder or Hub id")
+    revision: str | None = knob(None, "Hub revision")
+    dtype: str = knob("bfloat16", "precision the target runs in", DTYPES)
+    trust_remote_code: bool = knob(False, "run modelling code that comes with the target")
+
+
+@dataclass(frozen=True)
+class HeadsSection:
+    """What is trained; unset values are the kind's own defaults."""
+
+    kind: str = knob("eagle", "a kind of heads/kinds.py")
+    lookahead: int | None = knob(None, "how many tokens deep the heads are trained to draft")
+    taps: tuple[int, ...] | None = knob(None, "hidden_states indices of the target that the heads read")
+    draft_vocab_size: int | None = knob(None, "most frequent answer tokens the heads can draft; unset: the kind's own")
+    options: dict[str, Any] = table({}, "further options of the kind")  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    seed: int = knob(0, "of weights and order")
+    precision: str = knob("bf16", "autocast of the heads", ("no", "bf16"))
+    epochs: int = knob(1, "passes over the conversations")
+    max_steps: int | None = knob(None, "stop after so many optimizer steps, however many epochs that takes")
+    batch_tokens: int = knob(4096, "tokens of an optimizer step, over all processes and micro-batches")
+    micro_tokens: int = knob(4096, "padded tokens a process holds at once; smaller uses less memory, same result")
+    bucket: int = knob(8, "optimizer steps whose conversations are sorted by length together; 1: fully random")
+    lr: float = knob(5e-4, "highest learning rate")
+    schedule: str = knob("cosine", "of the learning rate, in optimizer steps", ("cosine", "linear", "constant"))
+    warmup_steps: int = knob(0, "optimizer steps of linear warm-up")
+    final_lr: float = knob(0.0, "learning rate at the end as a share of lr")
+    beta1: float = knob(0.9, "AdamW")
+    beta2: float = knob(0.95, "AdamW")
+    weight_decay: float = knob(0.0, "AdamW")
+    clip: float = knob(1.0, "largest gradient norm; 0: none")
+    loss: dict[str, float] = table({"soft_ce": 1.0}, "weight of each loss term (train/losses.py)")  # noqa: RUF009
+    log_every: int = knob(10, "optimizer steps between log lines")
+    save_every: int = knob(0, "optimizer steps between checkpoints; 0: at evaluations and at the end only")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation: the same loss, and real decoding."""
+
+    every: int = knob(0, "optimizer steps between evaluations; 0: at the end only")
+    conversations: int = knob(64, "held-out conversations for the training-side acceptance; 0: none")
+    prompts: int = knob(8, "held-out prompts that are really decoded; 0: none")
+    tokens: int = knob(64, "new tokens a prompt")
+    lookahead: int | None = knob(None, "chain length while decoding; unset: the heads' own")
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where curves go."""
+
+    kind: str = knob("none", "tracker", ("none", "tensorboard", "wandb", "trackio"))
+    project: str = knob("headstart", "project name there")
+    run: str | None = knob(None, "run name there; default: the output folder's name")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What is written."""
+
+    folder: str = knob("runs/heads", "run folder: heads/, checkpoints/, config.yaml, report.json")
+    resume: bool = knob(True, "go on from the newest checkpoint of the folder; false: refuse a folder that has one")
+    keep: int = knob(1, "newest checkpoints kept, beside the best one")
+    export: str = knob("last", "which weights become heads/: the last, or the best by decoding", ("last", "best"))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All sections of a recipe."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    heads: HeadsSection = field(default_factory=HeadsSection)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
