@@ -1,0 +1,192 @@
+"""How far to draft: the measured cost of a round times the measured acceptance, plain decoding when that is faster.
+
+A round of N rows and a draft of depth K costs ``t(N) + d(K)`` seconds and yields the expected number of tokens:
+``1 + Σ P(the first i drafts hold)`` for a chain and ``1 + Σ P(the node's path is the target's)`` for a tree.
+Everything here is arithmetic on two measured tables; :mod:`infer.costs` fills the first with the clock and
+:mod:`infer.evaluate` the second by decoding.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heads.grow import Budget
+
+PLAIN = Budget.chain(0)
+TREE_ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+Shape = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What one machine pays, in seconds, for one target and one drafter.
+
+    Attributes:
+        rows: rows of a target pass -> seconds (N = 1 is plain decoding).
+        drafts: (depth, width) -> seconds of one draft, the drafter's update after the round included.
+        context: tokens in the cache while the passes were timed.
+        overhead: seconds a round spends outside the target and the drafter.
+        settings: where the figures hold (device, dtype, threads), for people and for a refusal to reuse them elsewhere.
+    """
+
+    rows: Mapping[int, float]
+    drafts: Mapping[tuple[int, int], float]
+    context: int
+    overhead: float = 0.0
+    settings: Mapping[str, str | int] = field(default_factory=dict)
+
+    def target(self, rows: int) -> float:
+        """Seconds of a pass over ``rows`` rows, on the straight line between the measured counts."""
+        return _on_line(self.rows, rows)
+
+    def draft(self, depth: int, width: int) -> float:
+        """Seconds of a draft ``depth`` deep and ``width`` wide; no draft costs nothing."""
+        if depth == 0:
+            return 0.0
+        by_width = {
+            w: _on_line({d: s for (d, at), s in self.drafts.items() if at == w}, depth) for w in {w for _, w in self.drafts}
+        }
+        return _on_line(by_width, width)
+
+    def round(self, budget: Budget) -> float:
+        """Seconds of one round under ``budget``: target, draft and the loop's own work."""
+        return self.target(budget.rows) + self.draft(budget.depth, budget.width) + self.overhead
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; :meth:`from_dict` reads them back."""
+        return {
+            "rows": {str(k): v for k, v in self.rows.items()},
+            "drafts": [{"depth": d, "width": w, "seconds": s} for (d, w), s in self.drafts.items()],
+            "context": self.context,
+            "overhead": self.overhead,
+            "settings": dict(self.settings),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostTable:
+        """The table that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: a field is missing.
+        """
+        try:
+            return cls(
+                rows={int(k): float(v) for k, v in values["rows"].items()},
+                drafts={(int(row["depth"]), int(row["width"])): float(row["seconds"]) for row in values["drafts"]},
+                context=int(values["context"]),
+                overhead=float(values["overhead"]),
+                settings=dict(values["settings"]),
+            )
+        except KeyError as missing:
+            raise ValueError(f"this is no cost table: field {missing} is missing; measure it again") from None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What a drafter's proposals are worth, measured by decoding.
+
+    Attributes:
+        joint: chain; entry i is P(drafts 1..i+1 are all accepted).
+        ranks: trees; ``ranks[d][r]`` is P(the target takes the child of rank r | the path of depth d was taken).
+        dynamic: trees grown by confidence; (rows, depth, width) -> measured tokens per round.
+    """
+
+    joint: tuple[float, ...] = ()
+    ranks: tuple[tuple[float, ...], ...] = ()
+    dynamic: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to decode and what it is expected to give."""
+
+    name: str
+    budget: Budget
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens a second."""
+        return self.tokens / self.seconds
+
+
+def static_tree(ranks: Sequence[Sequence[float]], rows: int) -> Shape:
+    """The tree of ``rows - 1`` nodes that yields most tokens under rank acceptance ``ranks[depth][rank]``.
+
+    A node's probability is the product along its path and never above its parent's, so taking the most probable
+    nodes one by one is optimal. Siblings are taken in rank order. Nodes that add nothing are left out.
+
+    Returns:
+        Rank paths, parents before children: ``((0,), (1,), (0, 0))`` is two children of the root, the first with one.
+    """
+    heap: list[tuple[float, tuple[int, ...], float]] = []
+
+    def offer(path: tuple[int, ...], parent: float) -> None:
+        depth, rank = len(path) - 1, path[-1]
+        if depth < len(ranks) and rank < len(ranks[depth]) and (chance := parent * ranks[depth][rank]) > 0:
+            heapq.heappush(heap, (-chance, path, parent))
+
+    offer((0,), 1.0)
+    shape: list[tuple[int, ...]] = []
+    while heap and len(shape) < rows - 1:
+        chance, path, parent = heapq.heappop(heap)
+        shape.append(path)
+        offer((*path, 0), -chance)
+        offer((*path[:-1], path[-1] + 1), parent)
+    return tuple(sorted(shape, key=lambda path: (len(path), path)))
+
+
+def expected_tokens(shape: Shape, ranks: Sequence[Sequence[float]]) -> float:
+    """Tokens a round of a static tree: 1 + Σ over nodes of P(the node's path is the target's)."""
+    total = 1.0
+    for path in shape:
+        chance = 1.0
+        for depth, rank in enumerate(path):
+            chance *= ranks[depth][rank]
+        total += chance
+    return total
+
+
+def candidates(costs: CostTable, acceptance: Acceptance, tree_rows: Sequence[int] = TREE_ROWS) -> list[Candidate]:
+    """Every way to decode that the measurements speak about, fastest first; plain decoding is always one of them."""
+    found = [Candidate("plain", PLAIN, 1.0, costs.target(1) + costs.overhead)]
+    tokens = 1.0
+    for depth, joint in enumerate(acceptance.joint, 1):
+        tokens += joint
+        budget = Budget.chain(depth)
+        found.append(Candidate(f"chain {depth}", budget, tokens, costs.round(budget)))
+    for rows in tree_rows:
+        shape = static_tree(acceptance.ranks, rows)
+        if len(shape) == rows - 1:  # otherwise the ranks measured do not fill it, and a smaller one is the same tree
+            budget = Budget.static(shape)
+            found.append(
+                Candidate(f"static tree {rows}", budget, expected_tokens(shape, acceptance.ranks), costs.round(budget))
+            )
+    for (rows, depth, width), tau in acceptance.dynamic.items():
+        budget = Budget(rows=rows, depth=depth, width=width)
+        found.append(Candidate(f"dynamic tree {rows} depth {depth} width {width}", budget, tau, costs.round(budget)))
+    return sorted(found, key=lambda candidate: candidate.speed, reverse=True)
+
+
+def best_budget(costs: CostTable, acceptance: Acceptance, tree_rows: Sequence[int] = TREE_ROWS) -> Budget:
+    """The budget with most expected tokens a second; :data:`PLAIN` when drafting does not pay."""
+    return candidates(costs, acceptance, tree_rows)[0].budget
+
+
+def _on_line(points: Mapping[int, float], at: int) -> float:
+    """Linear interpolation between measured points, the outer segments prolonged; one point is a constant."""
+    if not points:
+        raise ValueError("the cost table is empty: measure it first")
+    known = sorted(points)
+    if at in points or len(known) == 1:
+        return points.get(at, points[known[0]])
+    right = min(max(bisect_left(known, at), 1), len(known) - 1)
+    low, high = known[right - 1], known[right]
+    slope = (points[high] - points[low]) / (high - low)
+    return points[low] + slope * (at - low)
