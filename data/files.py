@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,17 +82,25 @@ def _parse(path: Path, number: int, line: bytes) -> Any:
         raise ValueError(f"{path}, line {number}: not JSON ({error}); is the file cut short?") from error
 
 
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to; renamed to it at the end, removed if writing fails."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write beside the place and rename, so that a reader never sees half a file."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with _replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON lines, gzipped; the same rows give the same bytes (no name and no time in the header)."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+    with _replacing(path) as partial, partial.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         for row in rows:
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-    os.replace(partial, path)

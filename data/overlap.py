@@ -1,9 +1,9 @@
 """Held-out means held out: how alike prompts are, and which may stand on the other side of a split.
 
 The rule: no held-out prompt shares a run of 13 words, or a similarity of 0.7 or more, with a training prompt.
-Similarity is the exact Jaccard index of the two sets of words (no MinHash estimate: with an inverted index the
-exact figure for one prompt against 100,000 takes about a millisecond). Single words are a strict reading for the short
-prompts of conversations, where one changed word breaks most longer shingles.
+Similarity is the exact Jaccard index of the two sets of words, no MinHash estimate: with an inverted index one
+prompt against 100,000 takes about two milliseconds. Single words are a strict reading for the short prompts of
+conversations, where one changed word breaks most longer shingles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORD = re.compile(f"[{_CJK}]|[^\\W{_CJK}]+")
 
 @dataclass(frozen=True)
 class Closest:
-    """The most similar pair across a split: its places on both sides, Jaccard index, and longest common run of words."""
+    """The most similar pair across a split: places on both sides, Jaccard index, longest common run of words."""
 
     train: int
     heldout: int

@@ -129,8 +129,9 @@ def _readme(provenance: Mapping[str, Any]) -> str:
     return f"""# Conversations of {settings["target"]} with itself
 
 The target wrote the users' prompts (its chat template fed up to the user's turn, then sampled at temperature
-{settings["prompt_temperature"]}) and answered them greedily, up to {settings["max_answer_tokens"]} tokens. Nobody else's text is in here.
-What it says is often wrong: the files are for training draft heads on how this target speaks, and for nothing else.
+{settings["prompt_temperature"]}) and answered them greedily, {settings["max_answer_tokens"]} tokens at most.
+Nobody else's text is in here. What it says is often wrong: the files are for training draft heads on how this
+target speaks, and for nothing else.
 
 | | |
 |---|---|
