@@ -43,11 +43,12 @@ PREFIX_FREE: frozenset[type] = frozenset(
 
 @dataclass
 class Prepared:
-    """What ``model.generate`` would work with: its settings with all defaults applied, processors and criteria."""
+    """What ``model.generate`` would work with: its settings with all defaults applied, processors, criteria and mask."""
 
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
+    attention_mask: Tensor
 
 
 def prepare(
@@ -69,7 +70,7 @@ def prepare(
         ids: (1, n) prompt.
         settings: generation parameters given by name.
         check: called with the complete settings and what was left of ``settings``; raises for what is refused.
-        attention_mask: (1, n), None when nothing is padding.
+        attention_mask: (1, n); None leaves it to transformers to recognise padding.
         tokenizer: needed for stop strings.
 
     Raises:
@@ -84,6 +85,8 @@ def prepare(
     config, rest = model._prepare_generation_config(own, **settings)
     check(config, rest)
     model._prepare_special_tokens(config, attention_mask is not None, device=ids.device, batch_size=1)
+    if attention_mask is None:  # padding is recognised by the pad token, where that is no end of sequence
+        attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
     config = model._prepare_generated_length(
         generation_config=config,
         has_default_max_length=default_max,
@@ -100,14 +103,14 @@ def prepare(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         logits_processor=LogitsProcessorList(logits_processor or []),
         device=ids.device,
-        model_kwargs={"attention_mask": attention_mask},
+        model_kwargs={"attention_mask": None if bool(attention_mask.all()) else attention_mask},
     )
     criteria = model._get_stopping_criteria(
         generation_config=config,
         stopping_criteria=StoppingCriteriaList(stopping_criteria or []),
         tokenizer=tokenizer,
     )
-    return Prepared(config, processors, criteria)
+    return Prepared(config, processors, criteria, attention_mask)
 
 
 class NodeScores:

@@ -61,15 +61,16 @@ def _needed(heads: DraftHeads | None) -> DraftHeads:
     return heads
 
 
-def make(draft: Any, heads: DraftHeads | None = None) -> Drafter:
+def make(draft: Any, heads: DraftHeads | None, target: Target) -> Drafter:
     """The drafter a user means.
 
     Args:
         draft: None (the model's own heads if it came with some), heads, a drafter, or a spec string.
         heads: what came with the model.
+        target: what decodes.
 
     Raises:
-        ValueError: an unknown or not yet supported spec; anything that is not a drafter.
+        ValueError: an unknown or not yet supported spec; heads of another target; anything that is not a drafter.
     """
     if draft is None:
         draft = "none" if heads is None else "heads"
@@ -81,6 +82,8 @@ def make(draft: Any, heads: DraftHeads | None = None) -> Drafter:
         why = "is not supported in this version" if planned else "is not known"
         raise ValueError(f"draft {draft!r} {why}: use one of {', '.join(map(repr, SPECS))}, heads or a drafter")
     if isinstance(draft, DraftHeads):
+        if draft.target.model is not target.model:
+            target.check(draft.config.target)
         return HeadsDrafter(draft)
     if isinstance(draft, Drafter):
         return draft

@@ -21,7 +21,7 @@ class HeadsDrafter:
     """Drafts with heads; their state follows the committed text.
 
     Args:
-        heads: on the target that decodes. They draft in eval mode and are left as they were.
+        heads: on the target that decodes (``drafters.make`` checks that it is).
     """
 
     def __init__(self, heads: DraftHeads) -> None:
@@ -33,8 +33,6 @@ class HeadsDrafter:
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
         """Read the prompt's taps."""
-        if target.model is not self.heads.target.model:
-            target.check(self.heads.config.target)
         with self._timed():
             self._state = self.heads.start(self._cast(taps), ids)
 
