@@ -66,6 +66,7 @@ def test_writing_is_deterministic_and_whole_or_not_at_all(tmp_path: Path) -> Non
     for name in ("one.gz", "two.gz"):
         write_rows(tmp_path / name, ROWS)
     assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+    assert (tmp_path / "one.gz").read_bytes()[3:8] == bytes(5)  # no name, no time
     assert [row for _, row in read_rows(tmp_path / "one.gz")] == ROWS
 
     def broken():  # type: ignore[no-untyped-def]

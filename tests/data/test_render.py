@@ -47,6 +47,8 @@ def test_answer_at_the_very_first_token() -> None:
     """The first token's place is 0, which is not "no place"."""
     text, mask = render(toys.BARE, [{"role": "assistant", "content": "A"}, {"role": "user", "content": "bc"}])
     assert (text, mask) == ("A[U]bc", [1, 0, 0, 0])
+    text, mask = render(toys.NOGEN, [{"role": "assistant", "content": "A"}, {"role": "user", "content": "bc"}])
+    assert (text, mask) == ("[A]A[E][U]bc[E]", [0, 1, 1, 0, 0, 0, 0])
 
 
 def test_system_text_is_read_and_not_supervised() -> None:
