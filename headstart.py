@@ -37,7 +37,7 @@ class Verbs:
     def __init__(self) -> None:
         self.parser = Parser(
             prog="headstart",
-            description="Train draft heads on a frozen language model and decode with them, with exactly its own output.",
+            description="Train draft heads on a frozen target and decode with them: faster, in its own exact words.",
             epilog="example: headstart quickstart\n\n`headstart VERB --help` shows each verb's options and an example.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
