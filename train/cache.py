@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.base import TrainingBatch
+from heads.judge import TrainingBatch
 from heads.target import Target
 from train.conversations import Conversations
 from train.features import States, as_batch, pad_ids, run_target
@@ -111,7 +111,8 @@ class CachedFeatures:
             states.lse[row, : end - start] = self.lse[start:end]
         device = self.spec.target.device
         moved = States(states.values.to(device), states.top[..., 0].to(device), states.lse[..., 0].to(device))
-        return as_batch(*(part.to(device) for part in (ids, loss_mask, mask)), moved, self.spec.target.hidden_size)
+        hidden_size = self.spec.target.hidden_size
+        return as_batch(ids.to(device), loss_mask.to(device), mask.to(device), moved, hidden_size)
 
 
 def by_length(lengths: np.ndarray, budget: int) -> Iterator[list[int]]:
@@ -175,8 +176,8 @@ def _fill(spec: CacheSpec, folder: Path, ranks: Ranks, progress: Progress | None
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / name).open("r+b")) for name in spec.columns}
         for group in mine:
-            padded = [part.to(spec.target.device) for part in pad_ids(spec.conversations, group)]
-            states = run_target(spec.target, spec.taps, *padded, spec.dtype)
+            ids, loss_mask, mask = (part.to(spec.target.device) for part in pad_ids(spec.conversations, group))
+            states = run_target(spec.target, spec.taps, ids, loss_mask, mask, spec.dtype)
             for (name, file), part in zip(files.items(), (states.values, states.top, states.lse), strict=True):
                 width, dtype = spec.columns[name]
                 here = part.cpu()

@@ -52,7 +52,9 @@ class HeadsSection:
     kind: str = knob("eagle", "a kind of heads/kinds.py")
     lookahead: int | None = knob(None, "how many tokens deep the heads are trained to draft")
     taps: tuple[int, ...] | None = knob(None, "hidden_states indices of the target that the heads read")
-    draft_vocab_size: int | None = knob(None, "most frequent answer tokens the heads can draft; unset: the kind's own")
+    draft_vocab_size: int | None = knob(
+        None, "most frequent answer tokens the heads can draft; unset: the whole vocabulary"
+    )
     options: dict[str, Any] = table({}, "further options of the kind")  # noqa: RUF009
 
 

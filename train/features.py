@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from heads.base import TrainingBatch
+from heads.judge import TrainingBatch
 from heads.target import Target
 from train.conversations import Conversations
 

@@ -48,10 +48,14 @@ class Sums:
         self._names: list[str] = []
         self._values: torch.Tensor | None = None
 
-    def add(self, report: LossReport, counts: bool = True) -> None:
-        """Add a report; one that does not count is only noted, so that all processes know the same names."""
+    def add(self, report: LossReport, *, counts: bool = True, measured: bool = True) -> None:
+        """Add a report; one that does not count is only noted, so that all processes know the same names.
+
+        ``measured`` says whether its acceptance and overlap were filled; they are divided by the rows they are of.
+        """
         self._names = list(report.terms)
-        parts = [report.total.detach()[None], report.count[None], report.counts, report.accepted, report.overlap]
+        seen = report.counts * measured
+        parts = [report.total.detach()[None], report.count[None], report.counts, seen, report.accepted, report.overlap]
         values = torch.cat([part.detach().double().cpu() for part in (*parts, *report.terms.values())]) * float(counts)
         self._values = values if self._values is None else self._values + values
 
@@ -59,17 +63,17 @@ class Sums:
         """Ratios over all processes since the last call, which every process makes; starts anew afterwards."""
         assert self._values is not None, "nothing was added"
         total, count, *rest = ranks.add(self._values.tolist())
-        k = len(rest) // (3 + len(self._names))
-        counts, accepted, overlap, *terms = (rest[at : at + k] for at in range(0, len(rest), k))
+        k = len(rest) // (4 + len(self._names))
+        counts, seen, accepted, overlap, *terms = (rest[at : at + k] for at in range(0, len(rest), k))
         self._values = None
 
-        def mean(sums: list[float]) -> list[float]:
-            return [value / number if number else 0.0 for value, number in zip(sums, counts, strict=True)]
+        def mean(sums: list[float], over: list[float]) -> list[float]:
+            return [value / number if number else 0.0 for value, number in zip(sums, over, strict=True)]
 
         return Figures(
             loss=total / count if count else 0.0,
             rows=int(counts[0]),
-            terms={name: mean(sums) for name, sums in zip(self._names, terms, strict=True)},
-            acceptance=mean(accepted),
-            overlap=mean(overlap),
+            terms={name: mean(sums, counts) for name, sums in zip(self._names, terms, strict=True)},
+            acceptance=mean(accepted, seen),
+            overlap=mean(overlap, seen),
         )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from heads.base import Criterion, Teacher
+from heads.judge import Criterion, Teacher
 from train.settings import SettingsError, suggest
 
 Term = Callable[[Tensor, Tensor], Tensor]  # (log q, log p), each (n, Vd) → (n,)

@@ -192,6 +192,22 @@ def build(sections: Mapping[str, Mapping[str, Any]], where: str) -> RunConfig:
     return RunConfig(**made)
 
 
+def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe's name (the quickstart's by default) and the other arguments.
+
+    Raises:
+        SettingsError: ``--config`` without a name, or twice.
+    """
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if "--config" not in words:
+        return "quickstart.yaml", words
+    at = words.index("--config")
+    name, rest = words[at + 1 : at + 2], words[:at] + words[at + 2 :]
+    if not name or "--config" in rest:
+        raise SettingsError("command line: --config needs one recipe, as in `--config configs/quickstart.yaml`")
+    return name[0], rest
+
+
 def load(path: Path, arguments: Sequence[str] = ()) -> RunConfig:
     """The recipe at ``path`` with the command line's settings over it."""
     sections = read_yaml(path)

@@ -1,0 +1,147 @@
+"""From settings to the parts of a run: target, conversations, heads, states."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+import data
+from data.prepare import prepare
+from heads.base import DraftHeads
+from heads.embedded import cache_root, resolve
+from heads.kinds import build, make_config
+from heads.target import Target
+from heads.vocabulary import by_frequency, coverage
+from train.cache import CacheSpec, open_or_build
+from train.config import RunConfig
+from train.conversations import Conversations
+from train.features import FeatureSource, OnlineFeatures
+from train.progress import Reporter
+from train.ranks import Ranks
+
+BUILTIN = {
+    "builtin:train": Path(str(data.__file__)).parent / "sample" / "train.jsonl.gz",
+    "builtin:heldout": Path(str(data.__file__)).parent / "sample" / "heldout.jsonl.gz",
+}
+
+
+def load_target(config: RunConfig, accelerator: Accelerator) -> Target:
+    """The frozen target on this process's device; nothing in it takes gradients."""
+    ranks, settings = Ranks(accelerator), config.target
+    if ranks.main:
+        resolve(settings.name)  # so that the embedded target is converted once, not by every process
+    ranks.wait()
+    target = Target.load(
+        settings.name,
+        dtype=getattr(torch, settings.dtype),
+        device=accelerator.device,
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    target.model.requires_grad_(False)
+    return target
+
+
+def load_conversations(config: RunConfig, part: str, target: Target, ranks: Ranks, reporter: Reporter) -> Conversations:
+    """The conversations of ``part`` ("train" or "heldout"); files are prepared into the run folder first.
+
+    Raises:
+        FileNotFoundError: there is neither a file nor a prepared folder of that name.
+        ValueError: nothing usable in it, or fewer conversations than processes.
+    """
+    named = getattr(config.data, part)
+    source = BUILTIN.get(named, Path(named))
+    if not source.exists():
+        raise FileNotFoundError(
+            f"data.{part} is {named}, which does not exist: name a file of conversations, a folder of "
+            f"`headstart data prepare`, or builtin:{part}"
+        )
+    split = "train"
+    if source.is_file():
+        folder = Path(config.output.folder) / "prepared" / part
+        if ranks.main:
+            report = prepare([source], target.tokenizer(), folder, max_length=config.data.max_length)
+            dropped = f", {sum(report.dropped.values())} dropped" if report.dropped else ""
+            reporter.say(f"data: {source.name} has {report.kept['train']} conversations{dropped} → {folder}")
+        ranks.wait()
+    else:
+        folder = source
+        split = part if (folder / part).is_dir() else "train"
+    conversations = Conversations.load(folder, split)
+    if len(conversations) < ranks.count:
+        raise ValueError(
+            f"data.{part} has {len(conversations)} conversations for {ranks.count} processes: "
+            "use fewer processes or more data"
+        )
+    return conversations
+
+
+def make_heads(config: RunConfig, target: Target, conversations: Conversations, reporter: Reporter) -> DraftHeads:
+    """Fresh heads in float32 (float64 on a float64 target), the same on every process."""
+    section = config.heads
+    settings = make_config(
+        section.kind,
+        target,
+        lookahead=section.lookahead,
+        taps=section.taps,
+        draft_vocab_size=section.draft_vocab_size,
+        options=dict(section.options),
+    )
+    torch.manual_seed(config.train.seed)
+    heads = build(settings, target)
+    if settings.draft_vocab_size is not None:
+        counts = conversations.answer_counts(target.vocab_size)
+        ids = by_frequency(counts, settings.draft_vocab_size)
+        heads.set_draft_vocabulary(ids)
+        share = 100 * coverage(counts, ids)
+        reporter.say(f"heads: draft vocabulary of {len(ids)} covers {share:.1f}% of the answer tokens")
+    heads.initialize()
+    heads.to(device=target.device, dtype=torch.promote_types(target.dtype, torch.float32))
+    trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
+    reporter.say(
+        f"heads: {settings.kind}, look-ahead {settings.lookahead}, taps {list(settings.taps)}, "
+        f"{trained / 1e6:.2f}M trained parameters, for {target.name}"
+    )
+    return heads
+
+
+def make_features(
+    config: RunConfig, heads: DraftHeads, conversations: Conversations, ranks: Ranks, reporter: Reporter
+) -> FeatureSource:
+    """Cached or online states of the target for these conversations, as ``data.features`` says."""
+    target, dtype = heads.target, getattr(torch, config.data.feature_dtype)
+    taps = tuple(heads.config.taps)
+    if config.data.features == "online":
+        return OnlineFeatures(target, conversations, taps, dtype)
+    root = Path(config.data.cache_folder) if config.data.cache_folder else cache_root() / "features"
+    spec = CacheSpec(target, conversations, taps, dtype)
+    there = spec.folder(root).is_dir()
+    reporter.say(
+        f"states: {conversations.lengths.sum():,} tokens, {spec.bytes / 2**30:.2f} GiB, "
+        f"{'found' if there else 'to be computed'} in {spec.folder(root)}"
+    )
+    with reporter.bar("states", max(1, int(conversations.lengths.sum()) // ranks.count), "tokens") as bar:
+        return open_or_build(spec, root, ranks, lambda done, total: bar.update(done))
+
+
+def find_recipe(name: str | os.PathLike[str]) -> Path:
+    """The YAML a user means: a path as it stands, else one under the project's own configs/.
+
+    Raises:
+        FileNotFoundError: neither exists; lists the recipes there are.
+    """
+    asked = Path(name)
+    if asked.is_file():
+        return asked
+    here = Path(__file__).resolve().parent
+    for folder in (here.parent / "configs", here / "configs"):  # a checkout, an installation
+        for candidate in (folder / asked.name, folder / f"{asked.name}.yaml"):
+            if str(asked.parent) in (".", "configs") and candidate.is_file():
+                return candidate
+    known = sorted(
+        {path.name for path in (here.parent / "configs").glob("*.yaml")} | {p.name for p in here.glob("configs/*.yaml")}
+    )
+    raise FileNotFoundError(f"no recipe {name}; there are configs/{', configs/'.join(known)}")

@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM: noticed between optimizer steps, so that a checkpoint can be written first."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and did.
+
+    Attributes:
+        number: the signal.
+        exit_status: what a shell expects of a process that ended so: 128 + signal.
+    """
+
+    def __init__(self, number: int, step: int, checkpoint: Path) -> None:
+        self.number, self.exit_status = number, 128 + number
+        name = signal.Signals(number).name
+        super().__init__(
+            f"stopped by {name} after step {step}; checkpoint written to {checkpoint}. "
+            "Run the same command again to go on from there"
+        )
+
+
+class StopRequest:
+    """Context in which SIGINT and SIGTERM are only noted; a second one does what it usually does.
+
+    ``accelerate launch`` with one process does not pass SIGTERM on: its child is then orphaned, which is noted as
+    a SIGTERM too.
+
+    Attributes:
+        number: the signal that came, 0 for none.
+    """
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._before: dict[int, Any] = {}
+        self._parent = os.getppid() if "ACCELERATE_MIXED_PRECISION" in os.environ and "RANK" not in os.environ else None
+
+    @property
+    def number(self) -> int:
+        """See the class."""
+        if self._parent is not None and os.getppid() != self._parent:
+            self._number = self._number or signal.SIGTERM
+        return self._number
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._note) for number in self.NUMBERS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()

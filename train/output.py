@@ -1,0 +1,117 @@
+"""What a run leaves behind: config.yaml at its start; heads/ and report.json at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from train.config import RunConfig
+from train.loop import Trainer, continued_settings
+from train.ranks import Ranks
+from train.settings import to_dict
+from train.trackers import without_secrets
+
+REPORT, SETTINGS, HEADS = "report.json", "config.yaml", "heads"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file beside its place and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_settings(config: RunConfig, ranks: Ranks) -> None:
+    """The effective settings, without secrets; they can be given to --config again."""
+    if ranks.main:
+        text = yaml.safe_dump(without_secrets(to_dict(config)), sort_keys=False)
+        write_whole(Path(config.output.folder) / SETTINGS, text)
+
+
+def already_done(config: RunConfig, ranks: Ranks) -> dict[str, Any] | None:
+    """The report of a run that ended here with these very settings, so that a finished run costs nothing again."""
+    path = Path(config.output.folder) / REPORT
+    found = None
+    if ranks.main and config.output.resume and path.is_file() and (path.parent / HEADS / "config.json").is_file():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report.get("settings") == json.loads(json.dumps(_finished_settings(config))):
+            found = report
+    return ranks.share(found)
+
+
+def _finished_settings(config: RunConfig) -> dict[str, Any]:
+    sections = to_dict(config)
+    length = {name: sections["train"][name] for name in ("epochs", "max_steps")}
+    return without_secrets({**continued_settings(config), **length, "export": config.output.export})
+
+
+def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, Any]:
+    """Write heads/ and report.json; returns the report, on every process.
+
+    Raises:
+        ValueError: the target's weights are not what they were (a fault of the program).
+        OSError: the disk refused.
+    """
+    config, ranks, heads = trainer.config, trainer.ranks, trainer.heads
+    folder = trainer.folder
+    report: dict[str, Any] = {}
+    error: Exception | None = None
+    if ranks.main:
+        try:
+            target_after = heads.target.weights_hash()
+            if target_after != target_before:
+                raise ValueError("the target's weights changed during training: these heads belong to no target")
+            if config.output.export == "best" and trainer.progress.best_step >= 0:
+                _copy_heads(trainer.checkpoints.at(trainer.progress.best_step) / HEADS, folder / HEADS)
+            else:
+                heads.save_pretrained(folder / HEADS)
+            report = _report(trainer, target_after, seconds)
+            write_whole(folder / REPORT, json.dumps(report, indent=1) + "\n")
+        except (ValueError, OSError) as caught:
+            error = caught
+    ranks.all_succeed(error, f"writing {folder / HEADS}")
+    trainer.reporter.say(f"heads written to {folder / HEADS}")
+    trainer.accelerator.end_training()
+    return ranks.share(report)
+
+
+def _copy_heads(source: Path, folder: Path) -> None:
+    """Copy a checkpoint's heads, weights before config, each beside its place first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("heads.safetensors", "config.json"):
+        partial = folder / f".{name}.partial"
+        try:
+            shutil.copyfile(source / name, partial)
+            os.replace(partial, folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _report(trainer: Trainer, target_hash: str, seconds: float) -> dict[str, Any]:
+    conversations = trainer.train.conversations
+    evaluation = trainer.evaluation
+    return {
+        "steps": trainer.progress.step,
+        "seconds": round(seconds, 1),
+        "processes": trainer.ranks.count,
+        "best": {"step": trainer.progress.best_step, "tokens_per_round": trainer.progress.best},
+        "train": trainer.figures.flat("train") if trainer.figures else None,
+        **(evaluation.to_dict() if evaluation else {}),
+        "data": {
+            "conversations": len(conversations),
+            "tokens": int(conversations.lengths.sum()),
+            "answer_tokens": conversations.answer_tokens,
+            "digest": conversations.digest,
+        },
+        "target_sha256": target_hash,
+        "heads": trainer.heads.config.to_dict(),
+        "settings": _finished_settings(trainer.config),
+        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
+    }

@@ -1,0 +1,103 @@
+"""Train draft heads. This is the script to launch, and to copy and change.
+
+accelerate launch train/train_heads.py                                        the quickstart recipe
+accelerate launch train/train_heads.py --config configs/long.yaml             another recipe
+accelerate launch train/train_heads.py --config configs/long.yaml --train.lr 3e-4 --output.folder runs/mine
+python train/train_heads.py --help                                            all settings
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Launched as a script, Python puts train/ first on the path, where config.py and others would shadow a user's
+# modules; what has to be there is the folder above it (unless headstart is installed, then it does no harm).
+_HERE = Path(__file__).resolve().parent
+sys.path[:] = [str(_HERE.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE)]
+
+import os  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
+from train.interrupt import Interrupted  # noqa: E402
+from train.launch import start  # noqa: E402
+from train.loop import Trainer  # noqa: E402
+from train.output import already_done, finish, write_settings  # noqa: E402
+from train.progress import Reporter  # noqa: E402
+from train.ranks import Ranks  # noqa: E402
+from train.settings import describe, load, parse  # noqa: E402
+from train.trackers import begin, check_tracker  # noqa: E402
+
+
+def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Train heads as the command line ``arguments`` say; returns what report.json holds.
+
+    Raises:
+        ValueError, OSError: bad settings or data, or a disk that refuses; the message says what to do.
+        Interrupted: Ctrl-C or SIGTERM came; a checkpoint was written.
+    """
+    started = time.monotonic()
+    recipe, overrides = parse(arguments)
+    config = load(find_recipe(recipe), overrides)
+    check_tracker(config)
+    accelerator = start(config)
+    ranks = Ranks(accelerator)
+    reporter = Reporter(ranks.main)
+    done = already_done(config, ranks)
+    if done is not None:
+        reporter.say(f"{config.output.folder} is finished (step {done['steps']}): nothing to do")
+        return done
+    write_settings(config, ranks)
+
+    target = load_target(config, accelerator)
+    before = target.weights_hash() if ranks.main else ""
+    conversations = load_conversations(config, "train", target, ranks, reporter)
+    heads = make_heads(config, target, conversations, reporter)
+    states = make_features(config, heads, conversations, ranks, reporter)
+    heldout = None
+    if config.eval.conversations or config.eval.prompts:
+        unseen = load_conversations(config, "heldout", target, ranks, reporter)
+        heldout = make_features(config, heads, unseen, ranks, reporter)
+
+    begin(accelerator, config)
+    trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
+    trainer.run()
+    return finish(trainer, before, time.monotonic() - started)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: 0 when heads were written, 2 for an error, 128 + signal when stopped."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        print("Settings, with the quickstart recipe's values:")
+        print(describe(load(find_recipe("quickstart.yaml"))))
+        return 0
+    try:
+        train(arguments)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_status
+    except KeyboardInterrupt:
+        print("stopped before training began: nothing was lost", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def leave(status: int) -> None:
+    """End the process; one of several goes at once, since CPU workers may abort while the interpreter winds down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    leave(main())
