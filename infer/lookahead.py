@@ -120,25 +120,24 @@ def static_tree(ranks: Sequence[Sequence[float]], rows: int) -> Shape:
     """The tree of ``rows - 1`` nodes that yields most tokens under rank acceptance ``ranks[depth][rank]``.
 
     A node's probability is the product along its path and never above its parent's, so taking the most probable
-    nodes one by one is optimal. Siblings are taken in rank order. Nodes that add nothing are left out.
+    nodes one by one is optimal. Nodes that add nothing are left out.
 
     Returns:
         Rank paths, parents before children: ``((0,), (1,), (0, 0))`` is two children of the root, the first with one.
     """
-    heap: list[tuple[float, tuple[int, ...], float]] = []
+    heap: list[tuple[float, tuple[int, ...]]] = []
 
-    def offer(path: tuple[int, ...], parent: float) -> None:
-        depth, rank = len(path) - 1, path[-1]
-        if depth < len(ranks) and rank < len(ranks[depth]) and (chance := parent * ranks[depth][rank]) > 0:
-            heapq.heappush(heap, (-chance, path, parent))
+    def offer_children(path: tuple[int, ...], chance: float) -> None:
+        for rank, held in enumerate(ranks[len(path)] if len(path) < len(ranks) else ()):
+            if chance * held > 0:
+                heapq.heappush(heap, (-chance * held, (*path, rank)))
 
-    offer((0,), 1.0)
+    offer_children((), 1.0)
     shape: list[tuple[int, ...]] = []
     while heap and len(shape) < rows - 1:
-        chance, path, parent = heapq.heappop(heap)
+        chance, path = heapq.heappop(heap)
         shape.append(path)
-        offer((*path, 0), -chance)
-        offer((*path[:-1], path[-1] + 1), parent)
+        offer_children(path, -chance)
     return tuple(sorted(shape, key=lambda path: (len(path), path)))
 
 

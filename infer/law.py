@@ -1,0 +1,212 @@
+"""Does sampled text follow the target's law? Many first rounds from one prompt, counted against what they should be.
+
+For each prompt the real loop is started again and again and stopped after its first round. Each emitted token is one
+observation of the target's distribution behind the tokens before it: the root's by the prefill, the next always,
+later ones where the draft before them was accepted. What it should be comes from passes of the target alone. Counts
+are compared by chi-square, position by position, each conditioned on what came before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from heads.draft import Draft
+from heads.grow import Budget, Sampler
+from heads.target import Target, TargetOutput
+from infer.decode import Decoding
+from infer.drafters import Drafter
+from infer.progress import progress
+from infer.stopping import Stop
+from infer.verify import At, Chooser, RandomChooser, Rule, Verdict
+
+POSITIONS = 3  # the prefill's token and two of a round's
+LEAST_EXPECTED = 5.0
+
+Context = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the law is sampled: ``draws`` first rounds from each prompt at a temperature, of the ``top_k`` likeliest."""
+
+    draws: int = 600
+    top_k: int = 8
+    temperature: float = 1.0
+    seed: int = 0
+
+    def processors(self) -> LogitsProcessorList:
+        """The library's own, in the library's order."""
+        warpers = [] if self.temperature == 1 else [TemperatureLogitsWarper(self.temperature)]
+        return LogitsProcessorList([*warpers, TopKLogitsWarper(self.top_k)])
+
+
+@dataclass
+class Observed:
+    """Counts of emitted tokens behind each context (the new tokens before it), and what became of the drafts."""
+
+    counts: dict[Context, Counter[int]] = field(default_factory=dict)
+    accepted: int = 0
+    rejected: int = 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """One draw's tokens, in order."""
+        for at, token in enumerate(tokens[:POSITIONS]):
+            self.counts.setdefault(tuple(tokens[:at]), Counter())[token] += 1
+
+
+@dataclass(frozen=True)
+class ChiSquare:
+    """A statistic beside its limit, df + 10·√(2·df); ``impossible`` counts tokens the target never says there."""
+
+    statistic: float
+    df: int
+    draws: int
+    impossible: int = 0
+
+    @property
+    def limit(self) -> float:
+        """Ten standard deviations above the mean: no fair run is ever refused."""
+        return self.df + 10 * (2 * self.df) ** 0.5
+
+    @property
+    def passed(self) -> bool:
+        """Whether what was drawn may well be the target's."""
+        return self.statistic <= self.limit and not self.impossible
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "statistic": self.statistic,
+            "df": self.df,
+            "limit": self.limit,
+            "draws": self.draws,
+            "impossible": self.impossible,
+            "passed": self.passed,
+        }
+
+
+def residual_from_target(draft: Draft, at: At, chooser: Chooser) -> Verdict:
+    """The negative control: the token rule, except that after a rejection it samples from p itself.
+
+    A real bug (lossless.md, case F1). The law of its output is min(p, q) + (1 − α)·p, which the test must refuse.
+    """
+    path: list[int] = []
+    node = -1
+    while True:
+        p = at.p(node)
+        for child in draft.children(node):
+            q = draft.full_q(child, p.shape[-1])
+            if chooser.accept(min(1.0, float(p[draft.tokens[child]]) / float(q[draft.tokens[child]]))):
+                break
+        else:
+            return Verdict(path, chooser.sample(p))
+        path.append(child)
+        node = child
+
+
+class OncePrefilled(Target):
+    """The same target, whose pass over one prompt is run once and then copied, bit for bit, into each new cache."""
+
+    def __init__(self, target: Target) -> None:
+        self.__dict__.update(target.__dict__)
+        self._output: TargetOutput | None = None
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, ids: Tensor, *, cache: Any = None, **kwargs: Any) -> TargetOutput:
+        """See :meth:`heads.target.Target.forward`; an empty cache means that this is the prompt's pass."""
+        if cache is None or cache.get_seq_length():
+            return super().forward(ids, cache=cache, **kwargs)
+        if self._output is None:
+            self._output = super().forward(ids, cache=cache, **kwargs)
+            self._kept = [tuple(t.clone() for t in layer.store.view()) for layer in cache.layers]
+        else:
+            for layer, (keys, values) in zip(cache.layers, self._kept, strict=True):
+                layer.update(keys, values)
+        return self._output
+
+
+def sample_rounds(
+    target: Target, drafter: Drafter, prompt: Tensor, budget: Budget, sampling: Sampling, rule: Rule | None = None
+) -> Observed:
+    """Draw first rounds behind ``prompt`` (1, n).
+
+    Args:
+        budget: how much a round may draft; a chain is sampled, a tree chosen.
+        rule: the acceptance rule; the decoder's own choice by default.
+    """
+    generator = torch.Generator(target.device).manual_seed(sampling.seed)
+    chain = budget.width == 1 and budget.shape is None
+    once = OncePrefilled(target)
+    seen = Observed()
+    for _ in progress(range(sampling.draws), sampling.draws, "sampling"):
+        decoding = Decoding(
+            once,
+            prompt,
+            drafter,
+            budget,
+            Stop(prompt.shape[1] + budget.depth + 2),
+            processors=sampling.processors(),
+            do_sample=True,
+            rule=rule,
+            chooser=RandomChooser(generator),
+            sampler=Sampler(sampling.temperature, sampling.top_k, None, generator) if chain else None,
+        )
+        rounds = decoding.run()
+        tokens = [*next(rounds), *next(rounds)]
+        first = decoding.stats.log[0]
+        seen.add(tokens)
+        seen.accepted += first.accepted
+        seen.rejected += first.accepted < first.depth
+    return seen
+
+
+def expected_law(
+    target: Target, prompt: Tensor, contexts: Sequence[Context], sampling: Sampling, batch: int = 16
+) -> dict[Context, Tensor]:
+    """The target's distribution (V,), float64, behind prompt and context, by plain passes without a cache."""
+    law: dict[Context, Tensor] = {}
+    for length in sorted({len(context) for context in contexts}):
+        same = [context for context in contexts if len(context) == length]
+        for at in range(0, len(same), batch):
+            some = same[at : at + batch]
+            answers = torch.tensor(some, dtype=prompt.dtype, device=prompt.device).view(len(some), length)
+            ids = torch.cat([prompt.expand(len(some), -1), answers], 1)
+            logits = target.forward(ids, logits_to_keep=1).logits[:, -1].float()
+            law |= zip(some, sampling.processors()(ids, logits).double().softmax(-1), strict=True)
+    return law
+
+
+def compare(observed: Observed, law: dict[Context, Tensor], position: int) -> ChiSquare:
+    """Chi-square of one position over all contexts of that length; bins expected under 5 times are merged."""
+    statistic, df, draws, impossible = 0.0, 0, 0, 0
+    for context, counts in observed.counts.items():
+        if len(context) != position:
+            continue
+        n = counts.total()
+        draws += n
+        p = law[context]
+        impossible += sum(count for token, count in counts.items() if float(p[token]) == 0)
+        bins = _bins([(counts[token], n * float(p[token])) for token in p.nonzero().flatten().tolist()])
+        if len(bins) > 1:
+            statistic += sum((seen - due) ** 2 / due for seen, due in bins)
+            df += len(bins) - 1
+    return ChiSquare(statistic, df, draws, impossible)
+
+
+def _bins(cells: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Merge cells expected under 5 times into one, and that one into the smallest other if it is still too small."""
+    kept = sorted((cell for cell in cells if cell[1] >= LEAST_EXPECTED), key=lambda cell: cell[1])
+    small = [cell for cell in cells if cell[1] < LEAST_EXPECTED]
+    rest = (sum(seen for seen, _ in small), sum(due for _, due in small))
+    if not small:
+        return kept
+    if rest[1] >= LEAST_EXPECTED or not kept:
+        return [*kept, rest]
+    return [(kept[0][0] + rest[0], kept[0][1] + rest[1]), *kept[1:]]
