@@ -20,7 +20,7 @@ from infer.drafters import Drafter
 from infer.evaluate import Question
 from infer.law import ChiSquare, Observed, OncePrefilled, Sampling, compare, expected_law, sample_rounds
 from infer.rounding import first_difference, logit_noise
-from tests.infer.fakes import Oracle, greedy_text
+from tests.infer.oracles import Oracle, greedy_text
 from tests.tiny import tiny_model
 
 IDS = torch.tensor([[3, 9, 27, 17]])

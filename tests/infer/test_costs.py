@@ -13,7 +13,7 @@ from heads.target import Target
 from infer.costs import measure_costs
 from infer.drafters import NoDrafter
 from infer.lookahead import Acceptance, candidates
-from tests.infer.fakes import Oracle, greedy_text
+from tests.infer.oracles import Oracle, greedy_text
 from tests.tiny import tiny_model
 
 IDS = torch.tensor([[3, 9, 27, 17]])

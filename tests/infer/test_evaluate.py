@@ -16,7 +16,7 @@ from infer.lookahead import expected_tokens
 from infer.metrics import Round, Stats
 from infer.prompts import read_prompts
 from infer.watch import RankCounts
-from tests.infer.fakes import Oracle, Wrong, greedy_text
+from tests.infer.oracles import Oracle, Wrong, greedy_text
 from tests.tiny import tiny_model
 
 IDS = torch.tensor([[3, 9, 27, 17]])
