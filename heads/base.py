@@ -8,7 +8,7 @@ now); the loss and the growing of drafts are written once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,61 +19,9 @@ from torch import Tensor, nn
 from heads.config import HeadsConfig
 from heads.draft import Draft
 from heads.grow import Budget, Grower, Sampler, grow
+from heads.judge import Criterion, TeacherRows, TrainingBatch, UnrollStep, judge
 from heads.target import Target
 from heads.vocabulary import check_ids
-
-
-@dataclass
-class TrainingBatch:
-    """Conversations with what the target felt while reading them; padded on the right.
-
-    Attributes:
-        ids: (B, T) int64.
-        loss_mask: (B, T) bool, token t is one the target says (answer or end of turn).
-        mask: (B, T) bool, token t is there.
-        taps: (B, T, taps·H).
-        hidden: (B, T, H) post-norm last hidden state; with the output matrix it gives the target's logits.
-        top: (B, T) int64, arg-max of the target's logits at t.
-        lse: (B, T) float32, log-sum-exp of the target's logits at t over the whole vocabulary.
-    """
-
-    ids: Tensor
-    loss_mask: Tensor
-    mask: Tensor
-    taps: Tensor
-    hidden: Tensor
-    top: Tensor
-    lse: Tensor
-
-    def to(self, device: torch.device | str) -> TrainingBatch:
-        """The batch on another device."""
-        return TrainingBatch(**{name: value.to(device) for name, value in vars(self).items()})
-
-
-@dataclass
-class Teacher:
-    """The target's word on n positions: logits (n, Vd) over the draft vocabulary, lse (n,) over the whole one."""
-
-    logits: Tensor
-    lse: Tensor
-
-
-Criterion = Callable[[Tensor, Teacher], dict[str, Tensor]]
-"""Draft logits (n, Vd) and the teacher's → named loss terms (n,), already weighted; their sum is minimized."""
-
-
-@dataclass
-class UnrollStep:
-    """One draft position j of a training unroll.
-
-    Attributes:
-        logits: (n, Vd) of the token at ``row + 2 + j``.
-        batch, row: (n,) which text, and which position's state they were drafted from.
-    """
-
-    logits: Tensor
-    batch: Tensor
-    row: Tensor
 
 
 @dataclass
@@ -181,45 +129,41 @@ class DraftHeads(nn.Module, ABC):
         decay = float(self.config.options.get("position_decay", 1.0))
         return [decay**j for j in range(self.config.lookahead)]
 
-    def loss(self, batch: TrainingBatch, criterion: Criterion) -> LossReport:
+    def count(self, loss_mask: Tensor) -> Tensor:
+        """What ``LossReport.count`` of a batch with this loss mask (B, T) is: known before the forward pass, so
+        that a step over several micro-batches and processes can be divided by the sum of its counts."""
+        return loss_mask[:, 2:].sum()
+
+    def loss(self, batch: TrainingBatch, criterion: Criterion, *, measure: bool = True) -> LossReport:
         """Loss and acceptance over every trained position of a batch.
 
         The token drafted from state i at position j is ``i + 2 + j``, judged by the target's distribution at
         ``i + 1 + j`` (drafters.md, "Training-time test"); a row counts where that token is one the target says.
-        """
-        terms: dict[str, list[Tensor]] = {}
-        counts, accepted, overlap = [], [], []
-        total = batch.taps.new_zeros((), dtype=torch.float32)
-        alive: Tensor | None = None
-        teacher = _TeacherRows(self, batch)
-        for j, (step, weight) in enumerate(zip(self.unroll(batch), self.position_weights(), strict=True)):
-            counted = teacher.counted(step, j)
-            logits, word, top = step.logits[counted], *teacher.at(step, j, counted)
-            values = criterion(logits, word)
-            for name, value in values.items():
-                terms.setdefault(name, []).append(value.detach().sum())
-                total = total + weight * value.sum()
-            with torch.no_grad():
-                hit = self._to_target(logits.argmax(-1)) == top
-                joint = torch.zeros_like(counted)
-                joint[counted] = hit
-                alive = joint if alive is None else joint & alive[: joint.shape[0]]
-                counts.append(counted.sum())
-                accepted.append(alive.sum())
-                shared = torch.minimum(logits.float().softmax(-1), (word.logits.float() - word.lse[:, None]).exp())
-                overlap.append(shared.sum())
-        count = torch.stack(counts)
-        return LossReport(
-            total=total,
-            count=count[0].float(),
-            terms={name: torch.stack(value) for name, value in terms.items()},
-            counts=count,
-            accepted=torch.stack(accepted),
-            overlap=torch.stack(overlap),
-        )
 
-    def _to_target(self, indices: Tensor) -> Tensor:
-        return indices if self.draft_ids is None else self.draft_ids[indices]
+        Args:
+            criterion: what is minimized.
+            measure: also fill ``accepted`` and ``overlap`` (two more passes over the vocabulary); zeros otherwise.
+        """
+        teacher = TeacherRows(self.target, batch, self.draft_ids)
+        judged = [
+            judge(step.logits, *teacher.rows(step, j), criterion, measure=measure)
+            for j, step in enumerate(self.unroll(batch))
+        ]
+        alive = judged[0].hit.new_ones(judged[0].hit.shape)
+        accepted = []
+        for position in judged:
+            alive = alive & position.hit
+            accepted.append(alive.sum())
+        counts = torch.stack([position.count for position in judged])
+        weights = self.position_weights()
+        return LossReport(
+            total=torch.stack([weight * position.loss for weight, position in zip(weights, judged, strict=True)]).sum(),
+            count=counts[0].float(),
+            terms={name: torch.stack([position.terms[name] for position in judged]) for name in judged[0].terms},
+            counts=counts,
+            accepted=torch.stack(accepted),
+            overlap=torch.stack([position.overlap for position in judged]),
+        )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and heads.safetensors into ``folder``, whole or not at all."""
@@ -239,31 +183,3 @@ class DraftHeads(nn.Module, ABC):
         from heads.hub import push
 
         return push(self, repo_id, **options)
-
-
-class _TeacherRows:
-    """The target's logits at the positions a batch is judged by, computed once for all draft positions."""
-
-    def __init__(self, heads: DraftHeads, batch: TrainingBatch) -> None:
-        self.batch, self.length = batch, batch.ids.shape[1]
-        says = torch.zeros_like(batch.loss_mask)
-        says[:, :-1] = batch.loss_mask[:, 1:]  # position t is judged when token t+1 is the target's own
-        self.place = torch.full(says.shape, -1, device=says.device)
-        self.place[says] = torch.arange(int(says.sum()), device=says.device)
-        with torch.no_grad():
-            hidden = batch.hidden[says].to(heads.target.dtype)
-            self.logits = heads.target.project_rows(hidden, heads.draft_ids)
-        self.lse, self.top = batch.lse[says], batch.top[says]
-
-    def _judge(self, step: UnrollStep, j: int) -> Tensor:
-        at = step.row + 1 + j
-        return torch.where(at < self.length, self.place[step.batch, at.clamp(max=self.length - 1)], -1)
-
-    def counted(self, step: UnrollStep, j: int) -> Tensor:
-        """Bool (n,): rows whose drafted token is one the target says."""
-        return self._judge(step, j) >= 0
-
-    def at(self, step: UnrollStep, j: int, counted: Tensor) -> tuple[Teacher, Tensor]:
-        """The teacher and the target's arg-max (m,) for the counted rows."""
-        rows = self._judge(step, j)[counted]
-        return Teacher(self.logits[rows], self.lse[rows]), self.top[rows]

@@ -28,7 +28,7 @@ def takes(kind: type[PreTrainedModel], argument: str) -> bool:
 
 def hidden_states_argument(indices: Sequence[int]) -> bool | list[int]:
     """What to ask for so that these hidden states come back: newer versions keep only the ones named."""
-    return sorted(set(indices)) if _VERSION >= Version("5.24.0") else True
+    return sorted(set(indices)) if Version("5.24.0") <= _VERSION else True
 
 
 def text_config(config: Any) -> Any:

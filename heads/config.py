@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """" — did you mean 'x'?" for a misspelt name, or nothing when no known name is near."""
+    """ " — did you mean 'x'?" for a misspelt name, or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" — did you mean {close[0]!r}?" if close else ""
 

@@ -38,9 +38,13 @@ class Draft:
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.q):
-            raise ValueError(f"a draft needs as many parents and q as tokens, not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}")
+            raise ValueError(
+                f"a draft needs as many parents and q as tokens, not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}"
+            )
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
-            raise ValueError(f"each node's parent must stand before it (or be -1, the root): parents are {self.parents}")
+            raise ValueError(
+                f"each node's parent must stand before it (or be -1, the root): parents are {self.parents}"
+            )
 
     @classmethod
     def empty(cls) -> Draft:
@@ -49,7 +53,11 @@ class Draft:
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], q: Sequence[Tensor | None] | None = None, ids: Tensor | None = None, scores: Sequence[float] = ()
+        cls,
+        tokens: Sequence[int],
+        q: Sequence[Tensor | None] | None = None,
+        ids: Tensor | None = None,
+        scores: Sequence[float] = (),
     ) -> Draft:
         """A draft of width 1; without ``q`` its tokens count as chosen."""
         n = len(tokens)

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heads.base import DraftHeads, TrainingBatch, UnrollStep
+from heads.base import DraftHeads
 from heads.config import HeadsConfig
 from heads.eagle_state import EagleGrower, EagleState
+from heads.judge import TrainingBatch, UnrollStep
+from heads.norm import RMSNorm
 from heads.rotary import apply_rotary, rotary
 from heads.target import Target
 
@@ -46,9 +48,9 @@ class EagleLayer(nn.Module):
         o, width = config.options, config.hidden_size
         self.heads, self.kv_heads, self.head_dim = o["num_attention_heads"], o["num_key_value_heads"], o["head_dim"]
         eps, inner = o["rms_norm_eps"], o["intermediate_size"]
-        self.input_layernorm = nn.RMSNorm(width, eps=eps)
-        self.hidden_norm = nn.RMSNorm(width, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        self.input_layernorm = RMSNorm(width, eps=eps)
+        self.hidden_norm = RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = RMSNorm(width, eps=eps)
         self.q_proj = nn.Linear(2 * width, self.heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(2 * width, self.kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * width, self.kv_heads * self.head_dim, bias=False)
@@ -84,11 +86,9 @@ class Eagle(DraftHeads):
         width, taps = config.hidden_size, len(config.taps)
         o = config.options
         self.fc = nn.Linear(taps * width, width, bias=False)
-        self.fc_norms = nn.ModuleList(
-            nn.RMSNorm(width, eps=o["rms_norm_eps"]) for _ in range(taps if o["fc_norm"] else 0)
-        )
+        self.fc_norms = nn.ModuleList(RMSNorm(width, eps=o["rms_norm_eps"]) for _ in range(taps if o["fc_norm"] else 0))
         self.layer = EagleLayer(config)
-        self.norm = nn.RMSNorm(width, eps=o["rms_norm_eps"])
+        self.norm = RMSNorm(width, eps=o["rms_norm_eps"])
         self.lm_head = nn.Linear(width, config.draft_vocab_size or config.vocab_size, bias=False)
         self.lm_head.weight.requires_grad_(bool(o["train_output"]))
 
@@ -204,9 +204,7 @@ def _rows(values: Tensor, order: Tensor) -> Tensor:
     return values.gather(1, order[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def _attend_unrolled(
-    q: Tensor, k0: Tensor, v0: Tensor, causal: Tensor, own: Sequence[tuple[Tensor, Tensor]]
-) -> Tensor:
+def _attend_unrolled(q: Tensor, k0: Tensor, v0: Tensor, causal: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Attention of unroll rows: step-0 keys that ``causal`` (B, R, T) shows, and one own key a later step.
 
     Shapes: q (B, heads, R, D), k0 and v0 (B, kv_heads, T, D), own (B, kv_heads, R, D) each. Query heads are

