@@ -77,21 +77,43 @@ class Verbs:
         return self._groups[name]
 
 
-def local_completer(target_name: str, dtype: str, batch_size: int) -> tuple[Any, Any]:
-    """The engine of infer/ behind the protocol of data/, which may not know it; and the target's tokenizer."""
-    import torch
+class LocalEngine:
+    """What data/ needs of a target and may not load itself: infer's engine, a tokenizer, a hash of the weights."""
 
-    from heads.target import Target
-    from infer.completer import LocalCompleter
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
 
-    target = Target.load(target_name, dtype=getattr(torch, dtype))
-    tokenizer = target.tokenizer()
-    ends = target.model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    known = tuple(dict.fromkeys(end for end in [tokenizer.eos_token_id, *ends] if end is not None))
-    if not known:
-        raise ValueError(f"{target_name}: neither its tokenizer nor its generation config names an end token")
-    return LocalCompleter(target.model, known, batch_size=batch_size), tokenizer
+    def completer(self, target_name: str, dtype: str, batch_size: int) -> tuple[Any, Any]:
+        """The engine behind data's protocol, and the tokenizer.
+
+        Raises:
+            ValueError: nothing says which token ends a turn.
+        """
+        import torch
+
+        from heads.target import Target
+        from infer.completer import LocalCompleter
+
+        target = self.loaded[target_name] = Target.load(target_name, dtype=getattr(torch, dtype))
+        tokenizer = target.tokenizer()
+        ends = target.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        known = tuple(dict.fromkeys(end for end in [tokenizer.eos_token_id, *ends] if end is not None))
+        if not known:
+            raise ValueError(f"{target_name}: neither its tokenizer nor its generation config names an end token")
+        return LocalCompleter(target.model, known, batch_size=batch_size), tokenizer
+
+    def tokenizer(self, target_name: str) -> Any:
+        """The tokenizer alone, without the weights."""
+        from transformers import AutoTokenizer
+
+        from heads.embedded import resolve
+
+        return AutoTokenizer.from_pretrained(resolve(target_name))
+
+    def weights(self, target_name: str) -> str:
+        """The identity's hash of a target that :meth:`completer` has loaded."""
+        return str(self.loaded[target_name].identity().weights)
 
 
 def verbs() -> Verbs:
@@ -101,7 +123,10 @@ def verbs() -> Verbs:
         ValueError: another module of the same name stands before one of our packages on ``sys.path``.
     """
     found = Verbs()
-    extra = {"data": {"completer": local_completer}}
+    engine = LocalEngine()
+    extra: dict[str, dict[str, Any]] = {
+        "data": {"completer": engine.completer, "tokenizer": engine.tokenizer, "weights": engine.weights}
+    }
     for package in PACKAGES:
         _refuse_shadow(package)
         importlib.import_module(f"{package}.commands").register(found.add, **extra.get(package, {}))

@@ -4,36 +4,39 @@ Used through plain transformers (the package ``headstart`` must be installed):
 
     model.generate(**inputs, custom_generate="ORG/HEADS", trust_remote_code=True)
 
-or with a folder of heads of your own: ``custom_generate=FOLDER, heads=FOLDER``.
+or with a folder of heads that was never pushed: ``custom_generate="ORG/HEADS", heads="runs/mine/heads"``.
 """
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 # transformers copies this file away from its repository and does not tell it which one it came from: pushing the
 # heads writes their repository and the commit of their weights here.
 REPOSITORY: str | None = None
 COMMIT: str | None = None
 
-_loaded: WeakKeyDictionary[Any, Any] = (
-    WeakKeyDictionary()
-)  # model -> (which heads, the heads), so that only the first call loads them
-
 
 def generate(model: Any, inputs: Any = None, heads: Any = None, **kwargs: Any) -> Any:
-    """As ``model.generate``; ``heads`` names other heads than this repository's (folder, id, or loaded)."""
+    """As ``model.generate``; ``heads`` names other heads than this repository's (a folder or a Hub id)."""
     try:
         import infer
         from heads import DraftHeads
     except ImportError as problem:
         raise ImportError("these heads need the package headstart: run `pip install headstart`") from problem
+    from transformers.generation import GenerateDecoderOnlyOutput
 
-    wanted = (heads, None) if heads is not None else (REPOSITORY, COMMIT)
-    if wanted[0] is None:
+    name, revision = (REPOSITORY, COMMIT) if heads is None else (str(heads), None)
+    if name is None:
         raise ValueError("these heads were not pushed to a Hub: pass heads= with their folder")
-    if not isinstance(wanted[0], DraftHeads):
-        name, revision = str(wanted[0]), wanted[1]
-        if _loaded.get(model, (None,))[0] != (name, revision):
-            _loaded[model] = (name, revision), DraftHeads.from_pretrained(name, model, revision=revision)
-        wanted = (_loaded[model][1], revision)
-    return infer.run_custom_generate(model, inputs, draft=wanted[0], **kwargs)
+    kept = vars(model).get("_headstart")  # so that only the first call loads them
+    if kept is None or kept[0] != (name, revision):
+        kept = (name, revision), DraftHeads.from_pretrained(name, model, revision=revision)
+        vars(model)["_headstart"] = kept
+
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    prompt = inputs if inputs is not None else given.pop("input_ids", None)
+    config = given.get("generation_config") or model.generation_config
+    as_dict = given.pop("return_dict_in_generate", config.return_dict_in_generate)
+    out = infer.generate(model, prompt, draft=kept[1], **given)
+    if not as_dict:
+        return out.sequences
+    return GenerateDecoderOnlyOutput(sequences=out.sequences, scores=out.scores, logits=out.logits)
