@@ -39,4 +39,5 @@ def generate(model: Any, inputs: Any = None, heads: Any = None, **kwargs: Any) -
     out = infer.generate(model, prompt, draft=kept[1], **given)
     if not as_dict:
         return out.sequences
-    return GenerateDecoderOnlyOutput(sequences=out.sequences, scores=out.scores, logits=out.logits)
+    fields: dict[str, Any] = {"sequences": out.sequences, "scores": out.scores, "logits": out.logits}
+    return GenerateDecoderOnlyOutput(**fields)
