@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,6 +116,13 @@ class LocalEngine:
         return str(self.loaded[target_name].identity().weights)
 
 
+def closest(training: Sequence[str], evaluation: Sequence[str]) -> Any:
+    """The most alike prompts of both sides: data's comparison for infer's ``eval``, which may not know it."""
+    from data.overlap import closest as compare
+
+    return compare(training, evaluation)
+
+
 def verbs() -> Verbs:
     """All verbs of all packages.
 
@@ -125,7 +132,8 @@ def verbs() -> Verbs:
     found = Verbs()
     engine = LocalEngine()
     extra: dict[str, dict[str, Any]] = {
-        "data": {"completer": engine.completer, "tokenizer": engine.tokenizer, "weights": engine.weights}
+        "data": {"completer": engine.completer, "tokenizer": engine.tokenizer, "weights": engine.weights},
+        "infer": {"closest": closest},
     }
     for package in PACKAGES:
         _refuse_shadow(package)
