@@ -9,99 +9,25 @@ by look-ahead from costs and acceptance measured on warm-up prompts, which are n
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from heads.grow import Budget
 from heads.target import Target
 from infer.costs import measure_costs
 from infer.drafters import Drafter, NoDrafter
 from infer.evaluate import TREE_WIDTH, Question, Settings, measure_acceptance
-from infer.generate import generate
 from infer.lookahead import PLAIN, Acceptance, Candidate, CostTable, candidates
-from infer.metrics import Stats, in_loop, loop_free, pooled
+from infer.metrics import loop_free, pooled
 from infer.progress import progress
 from infer.rounding import FLOAT32_GAP, first_difference, logit_noise
+from infer.timing import Run, bare, loop, median_ratio, percentile, pooled_ratio, speed
 
 GENERATE, LOOP, HEADS = "model.generate", "loop without draft", "heads"
 DYNAMIC_ROWS = (8, 16, 32)
-
-
-class Clock:
-    """A streamer that notes when each new token arrives."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.arrivals: list[float] = []
-        self._prompt = True
-
-    def put(self, value: Tensor) -> None:
-        """The prompt first, then tokens."""
-        if self._prompt:
-            self._prompt = False
-        else:
-            self.arrivals += [time.perf_counter()] * value.numel()
-
-    def end(self) -> None:
-        """Nothing follows."""
-
-
-@dataclass
-class Run:
-    """One arm's answer to one prompt.
-
-    Attributes:
-        tokens: new tokens.
-        groups: how many arrived together: the prefill's token, then each round's.
-        ttft: seconds to the first token.
-        waits: seconds before each group but the first.
-        stats: the loop's own account; None for ``model.generate``.
-    """
-
-    tokens: list[int]
-    groups: list[int]
-    ttft: float
-    waits: list[float]
-    stats: Stats | None = None
-
-    @classmethod
-    def of(cls, clock: Clock, tokens: list[int], groups: list[int], stats: Stats | None = None) -> Run:
-        """From the clock that watched it."""
-        ends: list[float] = []
-        at = 0
-        for size in groups:
-            at += size
-            ends.append(clock.arrivals[at - 1])
-        waits = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-        return cls(tokens, groups, clock.arrivals[0] - clock.started, waits, stats)
-
-    @property
-    def free(self) -> list[bool]:
-        """For each group after the first, whether it lies outside loops of the text."""
-        inside = in_loop(self.tokens)
-        flags, at = [], 1
-        for size in self.groups[1:]:
-            flags.append(not all(inside[at : at + size]))
-            at += size
-        return flags
-
-    def work(self, without_loops: bool = False) -> tuple[int, float]:
-        """Tokens decoded after the first, and the seconds they took."""
-        kept = [
-            (size, wait)
-            for size, wait, free in zip(self.groups[1:], self.waits, self.free, strict=True)
-            if free or not without_loops
-        ]
-        return sum(size for size, _ in kept), sum(wait for _, wait in kept)
-
-    def per_token(self) -> list[float]:
-        """Seconds for each token after the first; tokens that arrive together share their wait."""
-        return [wait / size for size, wait in zip(self.groups[1:], self.waits, strict=True) for _ in range(size)]
 
 
 Arm = Callable[[Question], Run]
@@ -160,12 +86,14 @@ def bench(
         raise ValueError("a bench needs prompts to time and other prompts to warm up on")
     shared = {question.id for question in questions} & {question.id for question in warmup}
     if shared:
-        raise ValueError(f"prompts {', '.join(sorted(shared))} are both timed and used to choose the budget: separate them")
+        raise ValueError(
+            f"prompts {', '.join(sorted(shared))} are both timed and used to choose the budget: separate them"
+        )
     chosen = Chosen(budget) if budget is not None else choose_budget(target, drafter, warmup)
     arms: dict[str, Arm] = {
-        GENERATE: lambda question: _bare(target, question, max_new_tokens),
-        LOOP: lambda question: _loop(target, NoDrafter(), question, PLAIN, max_new_tokens),
-        HEADS: lambda question: _loop(target, drafter, question, chosen.budget, max_new_tokens),
+        GENERATE: lambda question: bare(target, question, max_new_tokens),
+        LOOP: lambda question: loop(target, NoDrafter(), question, PLAIN, max_new_tokens),
+        HEADS: lambda question: loop(target, drafter, question, chosen.budget, max_new_tokens),
     }
     for arm in arms.values():
         arm(warmup[0])
@@ -178,36 +106,6 @@ def bench(
     return _report(target, questions, runs, chosen, warmup, max_new_tokens)
 
 
-def _bare(target: Target, question: Question, max_new_tokens: int) -> Run:
-    ids = question.ids.to(target.device)
-    clock = Clock()
-    out = target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        streamer=clock,
-    )
-    tokens = out[0, ids.shape[1] :].tolist()
-    return Run.of(clock, tokens, [1] * len(tokens))
-
-
-def _loop(target: Target, drafter: Drafter, question: Question, budget: Budget, max_new_tokens: int) -> Run:
-    clock = Clock()
-    out = generate(
-        target,
-        question.ids,
-        draft=drafter,
-        budget=budget,
-        stream=clock,
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-    )
-    tokens = out.sequences[0, question.ids.shape[1] :].tolist()
-    return Run.of(clock, tokens, [1, *(r.emitted for r in out.stats.log)], out.stats)
-
-
 def _report(
     target: Target,
     questions: Sequence[Question],
@@ -216,14 +114,14 @@ def _report(
     warmup: Sequence[Question],
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    baseline = max((GENERATE, LOOP), key=lambda name: _speed(runs[name]))
+    baseline = max((GENERATE, LOOP), key=lambda name: speed(runs[name]))
     stats = [run.stats for run in runs[HEADS] if run.stats is not None]
     inside = sum(r.target_seconds + r.draft_seconds for s in stats for r in s.log)
     decode = sum(s.decode_seconds for s in stats)
     speedups = {
         f"{kind}{suffix}": compute(runs[baseline], runs[HEADS], without_loops)
         for suffix, without_loops in (("", False), ("_loop_free", True))
-        for kind, compute in (("median", _median_ratio), ("pooled", _pooled_ratio))
+        for kind, compute in (("median", median_ratio), ("pooled", pooled_ratio))
     }
     return {
         "target": target.name,
@@ -263,7 +161,8 @@ def _lookahead(chosen: Chosen) -> dict[str, Any] | None:
     return {
         "costs": chosen.costs.to_dict(),
         "candidates": [
-            {"name": way.name, "tokens": way.tokens, "seconds": way.seconds, "speed": way.speed} for way in chosen.candidates
+            {"name": way.name, "tokens": way.tokens, "seconds": way.seconds, "speed": way.speed}
+            for way in chosen.candidates
         ],
     }
 
@@ -275,38 +174,12 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "decode_seconds": seconds,
-        "tokens_per_second": _speed(runs),
-        "tokens_per_second_loop_free": _speed(runs, without_loops=True),
+        "tokens_per_second": speed(runs),
+        "tokens_per_second_loop_free": speed(runs, without_loops=True),
         "ttft_seconds": {"p50": statistics.median(run.ttft for run in runs)},
-        "inter_token_seconds": {"p50": _at(per_token, 0.5), "p95": _at(per_token, 0.95)},
-        "wait_seconds": {"p50": _at(waits, 0.5), "p95": _at(waits, 0.95)},
+        "inter_token_seconds": {"p50": percentile(per_token, 0.5), "p95": percentile(per_token, 0.95)},
+        "wait_seconds": {"p50": percentile(waits, 0.5), "p95": percentile(waits, 0.95)},
     }
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile of sorted values; 0 for none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def _speed(runs: Sequence[Run], without_loops: bool = False) -> float:
-    """Tokens a second after the first token, sum over sum; 0 where nothing was decoded."""
-    tokens, seconds = map(sum, zip(*(run.work(without_loops) for run in runs), strict=True))
-    return tokens / seconds if seconds else 0.0
-
-
-def _pooled_ratio(baseline: Sequence[Run], heads: Sequence[Run], without_loops: bool) -> float:
-    base = _speed(baseline, without_loops)
-    return _speed(heads, without_loops) / base if base else 0.0
-
-
-def _median_ratio(baseline: Sequence[Run], heads: Sequence[Run], without_loops: bool) -> float:
-    """Median over prompts of the ratio of speeds; prompts answered in one token, or only in loops, say nothing."""
-    ratios = [
-        _speed([ours], without_loops) / base
-        for theirs, ours in zip(baseline, heads, strict=True)
-        if (base := _speed([theirs], without_loops)) and _speed([ours], without_loops)
-    ]
-    return statistics.median(ratios) if ratios else 0.0
 
 
 def _equality(
@@ -337,26 +210,29 @@ def _equality(
 def table(report: Mapping[str, Any]) -> str:
     """The report for people."""
     settings, budget, equality = report["settings"], report["budget"], report["equality"]
-    shape = "plain decoding" if budget["depth"] == 0 else f"a draft of {budget['rows'] - 1} tokens, {budget['depth']} deep"
+    shape = (
+        "plain decoding" if budget["depth"] == 0 else f"a draft of {budget['rows'] - 1} tokens, {budget['depth']} deep"
+    )
     lines = [
         f"{report['target']} ({settings['dtype']}, {settings['device']}, {settings['threads']} threads), "
         f"{settings['prompts']} prompts, up to {settings['max_new_tokens']} new tokens, greedy, {settings['order']}",
         f"draft: {shape}" + (" (chosen from measured costs)" if report["lookahead"] else " (given)"),
         "",
-        f"{'':<20}{'tok/s':>8}{'no loops':>10}{'TTFT ms':>9}{'per token ms p50':>18}{'p95':>7}{'wait ms p50':>13}{'p95':>7}",
+        f"{'':<20}{'tok/s':>8}{'no loops':>10}{'TTFT ms':>9}{'inter-token ms p50':>20}{'p95':>7}"
+        f"{'wait ms p50':>13}{'p95':>7}",
     ]
     for name, arm in report["arms"].items():
         per, wait = arm["inter_token_seconds"], arm["wait_seconds"]
         lines.append(
             f"{name:<20}{arm['tokens_per_second']:>8.1f}{arm['tokens_per_second_loop_free']:>10.1f}"
-            f"{1e3 * arm['ttft_seconds']['p50']:>9.1f}{1e3 * per['p50']:>18.1f}{1e3 * per['p95']:>7.1f}"
+            f"{1e3 * arm['ttft_seconds']['p50']:>9.1f}{1e3 * per['p50']:>20.1f}{1e3 * per['p95']:>7.1f}"
             f"{1e3 * wait['p50']:>13.1f}{1e3 * wait['p95']:>7.1f}"
         )
-    speed, tau, free = report["speedups"], report["tokens_per_round"], report["loop_free_tokens_per_round"]
+    gain, tau, free = report["speedups"], report["tokens_per_round"], report["loop_free_tokens_per_round"]
     lines += [
         "",
-        f"speed-up over {report['baseline']} (the faster baseline), loop-free: median {speed['median_loop_free']:.2f}, "
-        f"pooled {speed['pooled_loop_free']:.2f}; loops included: {speed['median']:.2f}, {speed['pooled']:.2f}",
+        f"speed-up over {report['baseline']} (the faster baseline), loop-free: median {gain['median_loop_free']:.2f}, "
+        f"pooled {gain['pooled_loop_free']:.2f}; loops included: {gain['median']:.2f}, {gain['pooled']:.2f}",
         f"tokens per round: loop-free {free['value']:.2f} [{free['low']:.2f}, {free['high']:.2f}], "
         f"with loops {tau['value']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}]",
         f"inside the target's and the heads' forwards: {report['forward_share']:.1%} of decode time",
@@ -371,4 +247,7 @@ def _equality_line(equality: Mapping[str, Any]) -> str:
     rows = equality["differences"]
     verdict = "all near-ties" if equality["explained"] else "NOT ALL NEAR-TIES"
     gaps = ", ".join("text ends" if row["gap"] is None else f"{row['gap']:.2g}" for row in rows)
-    return f"tokens: {len(rows)} of {equality['texts']} texts differ from model.generate, {verdict}: gaps {gaps}; bound {equality['bound']:.2g}"
+    return (
+        f"tokens: {len(rows)} of {equality['texts']} texts differ from model.generate, {verdict}: "
+        f"gaps {gaps}; bound {equality['bound']:.2g}"
+    )

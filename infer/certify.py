@@ -134,7 +134,7 @@ def reference(target: Target, question: Question, max_new_tokens: int) -> list[i
 
 
 def greedy_identity(target: Target, drafter: Drafter, questions: Sequence[Question], plan: Plan) -> dict[str, Any]:
-    """Every budget's text beside ``model.generate``'s; differences re-scored and held against what rounding explains."""
+    """Every budget's text beside ``model.generate``'s; differences are re-scored and held against rounding."""
     half = target.dtype in (torch.bfloat16, torch.float16)
     settings = Settings(plan.max_new_tokens)
     found: list[dict[str, Any]] = []
@@ -207,8 +207,9 @@ def table(certificate: Mapping[str, Any]) -> str:
     lines = [f"{certificate['target']['name']}, weights sha256 {certificate['target']['sha256'][:16]}…"]
     for dtype, block in certificate["greedy"].items():
         lines.append(
-            f"greedy {dtype:<9} {_verdict(block['passed'])}  {block['texts']} texts, {block['positions']} tokens beside "
-            f"model.generate, {len(block['differences'])} differ (near-tie bound {block['bound']:.2g}, {block['bound_is']})"
+            f"greedy {dtype:<9} {_verdict(block['passed'])}  {block['texts']} texts, {block['positions']} tokens "
+            f"beside model.generate, {len(block['differences'])} differ "
+            f"(near-tie bound {block['bound']:.2g}, {block['bound_is']})"
         )
         for row in block["differences"]:
             gap = "the text ends" if row["gap"] is None else f"gap {row['gap']:.2g}"
@@ -224,7 +225,9 @@ def table(certificate: Mapping[str, Any]) -> str:
         f"{_tests(sampled['control'])}"
     )
     if not sampled["enough_rejections"]:
-        lines.append(f"note: under {LEAST_REJECTED:.0%} of drafts were rejected: the sampled test says little about rejections")
+        lines.append(
+            f"note: under {LEAST_REJECTED:.0%} of drafts were rejected: the sampled test says little about rejections"
+        )
     lines.append(f"{'CERTIFIED' if certificate['passed'] else 'NOT LOSSLESS'} in {certificate['seconds']:.0f} s")
     return "\n".join(lines)
 
@@ -237,7 +240,7 @@ def _tests(block: Mapping[str, Any]) -> str:
     worst = max(block["tests"], key=lambda test: test["statistic"] / test["limit"] if test["limit"] else 0.0)
     impossible = sum(test["impossible"] for test in block["tests"])
     text = (
-        f"χ² {worst['statistic']:.0f} of at most {worst['limit']:.0f} (df {worst['df']}, token {worst['position'] + 1}), "
-        f"{block['rejected']:.0%} of drafts rejected"
+        f"χ² {worst['statistic']:.0f} of at most {worst['limit']:.0f} "
+        f"(df {worst['df']}, token {worst['position'] + 1}), {block['rejected']:.0%} of drafts rejected"
     )
     return text + (f", {impossible} impossible tokens" if impossible else "")

@@ -47,7 +47,9 @@ class Settings:
 
     def decode(self, target: Target, drafter: Drafter, question: Question, budget: Budget, place: int) -> Generation:
         """One prompt under one budget."""
-        sampling = {"do_sample": False} if not self.temperature else {"do_sample": True, "temperature": self.temperature}
+        sampling = (
+            {"do_sample": False} if not self.temperature else {"do_sample": True, "temperature": self.temperature}
+        )
         return generate(
             target,
             question.ids,
@@ -219,9 +221,9 @@ def table(report: Mapping[str, Any]) -> str:
     """The report for people."""
     settings = report["settings"]
     lines = [
-        f"{report['target']} ({report['dtype']}), {settings['prompts']} prompts, up to {settings['max_new_tokens']} new tokens, "
-        f"temperature {settings['temperature']:g}",
-        "tokens per round τ: bonus included, the prefill's token not; [95% over prompts]; loop-free: without rounds in loops",
+        f"{report['target']} ({report['dtype']}), {settings['prompts']} prompts, "
+        f"up to {settings['max_new_tokens']} new tokens, temperature {settings['temperature']:g}",
+        "τ: tokens per round, bonus included, the prefill's token not [95% over prompts]; loop-free: without loops",
         "",
         f"{'draft':<20}{'rows':>5}  {'τ loop-free':<22}{'τ':<22}{'rate':>5}  accepted by position (joint)",
     ]

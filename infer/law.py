@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -179,7 +179,8 @@ def expected_law(
             answers = torch.tensor(some, dtype=prompt.dtype, device=prompt.device).view(len(some), length)
             ids = torch.cat([prompt.expand(len(some), -1), answers], 1)
             logits = target.forward(ids, logits_to_keep=1).logits[:, -1].float()
-            law |= zip(some, sampling.processors()(ids, logits).double().softmax(-1), strict=True)
+            scores: Tensor = sampling.processors()(cast(torch.LongTensor, ids), cast(torch.FloatTensor, logits))
+            law |= zip(some, scores.double().softmax(-1), strict=True)
     return law
 
 

@@ -49,7 +49,8 @@ class CostTable:
         if depth == 0:
             return 0.0
         by_width = {
-            w: _on_line({d: s for (d, at), s in self.drafts.items() if at == w}, depth) for w in {w for _, w in self.drafts}
+            w: _on_line({d: s for (d, at), s in self.drafts.items() if at == w}, depth)
+            for w in {w for _, w in self.drafts}
         }
         return _on_line(by_width, width)
 

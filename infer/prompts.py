@@ -74,7 +74,9 @@ def read_prompts(path: str | Path, *, per_category: int | None = None, limit: in
     for number, row in _rows(path):
         shape = next((name for name in SHAPES if name in row), None)
         if shape is None:
-            raise ValueError(f"{path}, line {number}: a prompt needs one of {', '.join(SHAPES)}; this row has {', '.join(row)}")
+            raise ValueError(
+                f"{path}, line {number}: a prompt needs one of {', '.join(SHAPES)}; this row has {', '.join(row)}"
+            )
         try:
             messages = SHAPES[shape](row)
         except (ValueError, KeyError, IndexError, TypeError) as wrong:
@@ -89,7 +91,9 @@ def read_prompts(path: str | Path, *, per_category: int | None = None, limit: in
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file:
+    with (
+        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
+    ):
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -70,7 +70,9 @@ def logit_noise(target: Target, texts: Sequence[tuple[Tensor, Sequence[int]]], r
         ValueError: the texts are empty.
     """
     moved = [
-        (_read(target, prompt, new, 1) - _read(target, prompt, new, rows)).abs().flatten() for prompt, new in texts if new
+        (_read(target, prompt, new, 1) - _read(target, prompt, new, rows)).abs().flatten()
+        for prompt, new in texts
+        if new
     ]
     if not moved:
         raise ValueError("rounding noise needs a text to read: all answers are empty")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from torch import Tensor
 
@@ -135,4 +135,6 @@ def caption(stats: Stats, colour: bool) -> str:
     """The line under a marked text: what the marks mean, and tokens per round."""
     on, off = COLOUR if colour else BRACKETS
     figure = f"{stats.tokens_per_round:.2f} tokens per round" if stats.rounds else "no round was needed"
-    return f"{on}accepted from the draft{off}: {stats.accepted} of {stats.tokens} tokens; {figure}, {stats.rounds} rounds"
+    return (
+        f"{on}accepted from the draft{off}: {stats.accepted} of {stats.tokens} tokens; {figure}, {stats.rounds} rounds"
+    )

@@ -95,6 +95,10 @@ class Watched:
         self.length += len(ids)
         self.inner.commit(taps, ids)
 
+    def latest(self) -> Draft | None:
+        """The draft being verified, None before the first."""
+        return self.drafts[-1][1] if self.drafts else None
+
     def ranks(self, sequence: Sequence[int]) -> RankCounts:
         """Counts over the generation that ended in ``sequence`` (prompt included)."""
         counts = RankCounts()

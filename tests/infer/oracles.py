@@ -43,7 +43,8 @@ class Oracle:
         """A chain, or a tree of the budget's shape."""
         if budget.shape is None:
             return Draft.chain([self.token(self.at + i) for i in range(min(budget.depth, budget.rows - 1))])
-        tokens, parents = [], []
+        tokens: list[int] = []
+        parents: list[int] = []
         place: dict[tuple[int, ...], int] = {(): -1}
         for path in budget.shape:
             right = self.token(self.at + len(path) - 1)

@@ -10,10 +10,12 @@ import torch
 from heads.grow import Budget
 from heads.target import Target
 from infer import bench as module
-from infer.bench import GENERATE, HEADS, LOOP, Clock, Run, bench, choose_budget, table
+from infer import timing
+from infer.bench import GENERATE, HEADS, LOOP, bench, choose_budget, table
 from infer.drafters import NoDrafter
 from infer.evaluate import Question
 from infer.lookahead import PLAIN
+from infer.timing import Clock, Run
 from tests.infer.oracles import Oracle, greedy_text
 from tests.tiny import tiny_model
 
@@ -73,7 +75,7 @@ def test_timed_and_warm_up_prompts_are_kept_apart(target: Target, oracle: Oracle
 
 def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch, target: Target, oracle: Oracle) -> None:
     order: list[str] = []
-    bare, loop = module._bare, module._loop
+    bare, loop = module.bare, module.loop
 
     def watch_bare(*args: object) -> Run:
         order.append("g")
@@ -83,21 +85,21 @@ def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch, target: Target, oracle
         order.append("n" if isinstance(drafter, NoDrafter) else "h")
         return loop(target, drafter, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_bare", watch_bare)
-    monkeypatch.setattr(module, "_loop", watch_loop)
+    monkeypatch.setattr(module, "bare", watch_bare)
+    monkeypatch.setattr(module, "loop", watch_loop)
     bench(target, oracle, QUESTIONS, WARM, max_new_tokens=4, budget=Budget.chain(2))
     assert "".join(order) == "gnh" + "gnh" + "nhg" + "hgn"  # warm-up first
 
 
 def test_a_wrong_decoder_shows(monkeypatch: pytest.MonkeyPatch, target: Target, oracle: Oracle) -> None:
-    loop = module._loop
+    loop = module.loop
 
     def spoiled(*args: object) -> Run:
         run = loop(*args)  # type: ignore[arg-type]
         run.tokens = [*run.tokens[:5], (run.tokens[5] + 1) % 64, *run.tokens[6:]]
         return run
 
-    monkeypatch.setattr(module, "_loop", spoiled)
+    monkeypatch.setattr(module, "loop", spoiled)
     report = bench(target, oracle, QUESTIONS[:1], WARM, max_new_tokens=12, budget=Budget.chain(2))
     assert not report["equality"]["identical"] and not report["equality"]["explained"]
     assert report["equality"]["differences"][0]["position"] == 5
@@ -111,9 +113,9 @@ def run(tokens: list[int], groups: list[int], waits: list[float]) -> Run:
 def test_speeds_by_hand() -> None:
     theirs = [run([1, 2, 3, 4, 5], [1] * 5, [1.0] * 4), run([1, 2, 3], [1] * 3, [2.0] * 2)]
     ours = [run([1, 2, 3, 4, 5], [1, 2, 2], [1.0, 1.0]), run([1, 2, 3], [1, 2], [1.0])]
-    assert module._speed(theirs) == pytest.approx(6 / 8)
-    assert module._pooled_ratio(theirs, ours, False) == pytest.approx((6 / 3) / (6 / 8))
-    assert module._median_ratio(theirs, ours, False) == pytest.approx((2 + 4) / 2)
+    assert timing.speed(theirs) == pytest.approx(6 / 8)
+    assert timing.pooled_ratio(theirs, ours, False) == pytest.approx((6 / 3) / (6 / 8))
+    assert timing.median_ratio(theirs, ours, False) == pytest.approx((2 + 4) / 2)
     arm = module._arm(ours)
     assert arm["inter_token_seconds"]["p50"] == 0.5 and arm["wait_seconds"]["p50"] == 1.0
 
@@ -122,8 +124,8 @@ def test_looped_tokens_are_left_out_of_the_loop_free_speed() -> None:
     """Eight tokens, then the same eight again: the second half is a loop."""
     tokens = [*range(8), *range(8)]
     slow_then_fast = run(tokens, [1] * 16, [1.0] * 7 + [0.1] * 8)
-    assert slow_then_fast.work() == (15, pytest.approx(7.8))
-    assert slow_then_fast.work(without_loops=True) == (7, pytest.approx(7.0))
+    assert slow_then_fast.work() == pytest.approx((15, 7.8))
+    assert slow_then_fast.work(without_loops=True) == pytest.approx((7, 7.0))
 
 
 def test_the_clock_groups_what_arrives_together() -> None:

@@ -11,7 +11,16 @@ import torch
 from heads.grow import Budget
 from heads.target import Target
 from infer.drafters import NoDrafter
-from infer.evaluate import Question, Settings, default_budgets, evaluate, measure_acceptance, probe_shape, summary, table
+from infer.evaluate import (
+    Question,
+    Settings,
+    default_budgets,
+    evaluate,
+    measure_acceptance,
+    probe_shape,
+    summary,
+    table,
+)
 from infer.lookahead import expected_tokens
 from infer.metrics import Round, Stats
 from infer.prompts import read_prompts
@@ -158,7 +167,13 @@ def test_prompt_files(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     rows: list[dict] = [
         {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
-        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "x"},
+            ]
+        },
         {"prompt": "say", "category": "writing"},
         {"prompt": "more", "category": "writing"},
     ]

@@ -1,4 +1,4 @@
-"""Look-ahead: the static tree is the best there is, expected tokens are exact, and plain decoding wins where it should."""
+"""Look-ahead: static trees are the best there are, expected tokens exact, and plain decoding wins where it should."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_candidates_are_sorted_and_say_what_they_expect() -> None:
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs = CostTable(rows={1: 1.0, 3: 2.0, 5: 4.0}, drafts={(1, 1): 0.1, (3, 1): 0.3, (1, 9): 0.5, (3, 9): 1.5}, context=1)
+    costs = CostTable(
+        rows={1: 1.0, 3: 2.0, 5: 4.0}, drafts={(1, 1): 0.1, (3, 1): 0.3, (1, 9): 0.5, (3, 9): 1.5}, context=1
+    )
     assert costs.target(2) == pytest.approx(1.5)
     assert costs.target(6) == pytest.approx(5.0)
     assert costs.draft(2, 1) == pytest.approx(0.2)
@@ -112,7 +114,9 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
 def test_a_table_survives_json() -> None:
     import json
 
-    costs = CostTable(rows=FLAT, drafts={(1, 1): 0.004, (5, 8): 0.02}, context=100, overhead=0.1, settings={"device": "cpu"})
+    costs = CostTable(
+        rows=FLAT, drafts={(1, 1): 0.004, (5, 8): 0.02}, context=100, overhead=0.1, settings={"device": "cpu"}
+    )
     assert CostTable.from_dict(json.loads(json.dumps(costs.to_dict()))) == costs
     with pytest.raises(ValueError, match="overhead"):
         CostTable.from_dict({"rows": {}, "drafts": [], "context": 1})
@@ -122,7 +126,9 @@ def test_random_tables_never_choose_worse_than_any_candidate() -> None:
     draw = random.Random(0)
     for _ in range(50):
         costs = CostTable(
-            rows={k: draw.uniform(0.01, 0.1) for k in (1, 8, 64)}, drafts={(d, w): draw.uniform(0, 0.05) for d in (1, 5) for w in (1, 8)}, context=1
+            rows={k: draw.uniform(0.01, 0.1) for k in (1, 8, 64)},
+            drafts={(d, w): draw.uniform(0, 0.05) for d in (1, 5) for w in (1, 8)},
+            context=1,
         )
         joint = sorted((draw.random() for _ in range(5)), reverse=True)
         acceptance = Acceptance(joint=tuple(joint), ranks=RANKS)

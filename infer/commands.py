@@ -1,0 +1,301 @@
+"""The verbs ``eval``, ``bench``, ``verify`` and ``generate``."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heads.base import DraftHeads
+from infer import bench, certify, evaluate, show
+from infer.drafters import HeadsDrafter
+from infer.generate import generate
+from infer.law import Sampling
+from infer.options import (
+    SAMPLE,
+    budget_of,
+    draft_option,
+    heads_options,
+    load,
+    others,
+    positive,
+    prompt_options,
+    prompts_of,
+    sample,
+)
+from infer.prompts import Prompt, read_prompts
+from infer.watch import Watched
+
+Report = tuple[dict[str, Any], str]
+
+LAW_TEXTS = ("Once upon a time there was a",)  # open beginnings: where much may follow, much is rejected
+CERTIFICATE = "certificate.json"
+
+
+def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequence[str]], Any] | None = None) -> None:
+    """Give the command line this package's verbs.
+
+    Args:
+        add: see ``headstart.Verbs.add``.
+        closest: finds the most alike of training and evaluation prompts (an object with ``train``, ``heldout``,
+            ``similarity`` and ``run``); ``eval`` has ``--training`` when it is given.
+    """
+    add(
+        "eval",
+        help="acceptance of heads by really decoding prompts: tokens per round, per position, by task",
+        example="headstart eval runs/quickstart/heads --prompts spec_bench.jsonl --per-category 8 --json eval.json",
+        configure=lambda parser: _configure_eval(parser, closest is not None),
+        run=lambda args: _eval(args, closest),
+    )
+    add(
+        "bench",
+        help="wall-clock of decoding with heads beside the target alone, interleaved in one run",
+        example="headstart bench runs/quickstart/heads --count 12 --json bench.json",
+        configure=_configure_bench,
+        run=_bench,
+    )
+    add(
+        "verify",
+        help="certify that heads change nothing: greedy identity in float32 and bfloat16, sampled law by chi-square",
+        example="headstart verify runs/quickstart/heads --prompts-count 6 --draws 600",
+        configure=_configure_verify,
+        run=_verify,
+    )
+    add(
+        "generate",
+        help="answer a prompt with heads, streaming, and mark what the draft got right",
+        example='headstart generate runs/quickstart/heads "Why is the sky blue?" --mark',
+        configure=_configure_generate,
+        run=_generate,
+    )
+
+
+def _configure_eval(parser: argparse.ArgumentParser, comparable: bool) -> None:
+    heads_options(parser)
+    prompt_options(parser, 16)
+    parser.add_argument("--lookahead", type=positive, metavar="K", help="depth of drafts (default: the heads' own)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="*",
+        default=list(evaluate.TREE_ROWS),
+        metavar="N",
+        help="rows of the target's pass for trees, none for chains only (default: 16 32)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
+    parser.add_argument(
+        "--calibrate",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="held-out prompts, others than those evaluated, that shape the static trees (default: %(default)s)",
+    )
+    if comparable:
+        parser.add_argument("--training", type=Path, metavar="FILE", help="training file: print the most alike prompts")
+
+
+def _eval(args: argparse.Namespace, closest: Callable[[Sequence[str], Sequence[str]], Any] | None) -> Report:
+    prompts = prompts_of(args)
+    calibration = others(prompts, args.calibrate) if args.rows else []
+    drafter = load(args)
+    target, tokenizer = drafter.heads.target, drafter.heads.target.tokenizer()
+    lookahead = args.lookahead or drafter.lookahead
+    ranks: tuple[tuple[float, ...], ...] = ()
+    if args.rows:
+        ranks = evaluate.measure_acceptance(
+            target,
+            drafter,
+            evaluate.ask(calibration, tokenizer),
+            evaluate.Settings(args.max_new_tokens, args.temperature, args.seed),
+            depth=lookahead,
+            chain=False,
+        ).ranks
+    report = evaluate.evaluate(
+        target,
+        drafter,
+        evaluate.ask(prompts, tokenizer),
+        evaluate.default_budgets(lookahead, ranks, args.rows),
+        evaluate.Settings(args.max_new_tokens, args.temperature, args.seed),
+        ranks=ranks,
+    )
+    report = {"heads": args.heads, "prompts": str(args.prompts or SAMPLE)} | report
+    text = evaluate.table(report)
+    if closest is not None and args.training is not None:
+        report["closest"] = _closest(closest, read_prompts(args.training), prompts)
+        pair = report["closest"]
+        text += (
+            f"\nclosest to training: {pair['similarity']:.2f} alike, {pair['run']} words in a row\n"
+            f"  training:   {pair['training']!r}\n  evaluation: {pair['evaluation']!r}"
+        )
+    return report, text
+
+
+def _closest(
+    find: Callable[[Sequence[str], Sequence[str]], Any], training: Sequence[Prompt], evaluated: Sequence[Prompt]
+) -> dict[str, Any]:
+    seen, asked = ([prompt.messages[-1]["content"] for prompt in each] for each in (training, evaluated))
+    pair = find(seen, asked)
+    return {
+        "similarity": pair.similarity,
+        "run": pair.run,
+        "training": seen[pair.train],
+        "evaluation": asked[pair.heldout],
+    }
+
+
+def _configure_bench(parser: argparse.ArgumentParser) -> None:
+    heads_options(parser)
+    prompt_options(parser, 12)
+    parser.add_argument(
+        "--warmup",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="held-out prompts, others than those timed, that warm up and choose the draft (default: %(default)s)",
+    )
+    draft_option(parser, "auto", "auto: what measured costs and acceptance choose")
+
+
+def _bench(args: argparse.Namespace) -> Report:
+    prompts = prompts_of(args)
+    warmup = others(prompts, args.warmup)
+    drafter = load(args)
+    target, tokenizer = drafter.heads.target, drafter.heads.target.tokenizer()
+    report = bench.bench(
+        target,
+        drafter,
+        evaluate.ask(prompts, tokenizer),
+        evaluate.ask(warmup, tokenizer),
+        max_new_tokens=args.max_new_tokens,
+        budget=budget_of(args.draft, "auto", drafter.lookahead),
+    )
+    report = {
+        "ok": report["equality"]["explained"],
+        "heads": args.heads,
+        "prompts": str(args.prompts or SAMPLE),
+    } | report
+    return report, bench.table(report)
+
+
+def _configure_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="jsonl (default: the held-out part of the sample)")
+    parser.add_argument("--prompts-count", type=positive, default=6, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--draws", type=positive, default=600, metavar="N", help="sampled rounds of each draft (default: %(default)s)"
+    )
+    parser.add_argument("--top-k", type=positive, default=8, metavar="K", help="of sampling (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE", help=f"where it goes (default: HEADS/{CERTIFICATE}, or here)"
+    )
+
+
+def _verify(args: argparse.Namespace) -> Report:
+    from heads.hub import fetch
+    from heads.store import WEIGHTS
+
+    folder = fetch(args.heads)
+    with (folder / WEIGHTS).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    first = DraftHeads.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = first.target.tokenizer()
+    prompts = read_prompts(args.prompts or sample(), limit=args.prompts_count)
+    plan = certify.Plan.usual(
+        first.config.lookahead,
+        max_new_tokens=args.max_new_tokens,
+        sampling=Sampling(draws=args.draws, top_k=args.top_k, seed=args.seed),
+    )
+    del first
+    certificate = certify.certify(
+        lambda dtype: _pair(folder, dtype),
+        evaluate.ask(prompts, tokenizer),
+        [torch.tensor([tokenizer(text)["input_ids"]]) for text in LAW_TEXTS],
+        plan,
+    )
+    certificate = {"ok": certificate["passed"], "heads": {"name": args.heads, "sha256": digest}} | certificate
+    path = args.certificate or (Path(args.heads) if Path(args.heads).is_dir() else Path()) / CERTIFICATE
+    _write(certificate, path)
+    return certificate, f"{certify.table(certificate)}\nwritten to {path}"
+
+
+def _pair(folder: Path, dtype: torch.dtype) -> tuple[Any, HeadsDrafter]:
+    heads = DraftHeads.from_pretrained(folder, dtype=dtype)
+    return heads.target, HeadsDrafter(heads)
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _configure_generate(parser: argparse.ArgumentParser) -> None:
+    heads_options(parser)
+    parser.add_argument("prompt", help="what to answer")
+    parser.add_argument(
+        "--raw", action="store_true", help="go on with the bare text instead of answering it as a chat turn"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=256, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    parser.add_argument(
+        "--top-k", type=positive, metavar="K", help="sample of the K likeliest tokens (default: of all)"
+    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample of the likeliest tokens that make up P")
+    parser.add_argument("--seed", type=int, help="same seed, same text")
+    parser.add_argument("--mark", action="store_true", help="mark the tokens that the draft got right")
+    draft_option(parser, "heads", "heads: a chain as long as their look-ahead")
+
+
+def _generate(args: argparse.Namespace) -> Report:
+    drafter = load(args)
+    target, tokenizer = drafter.heads.target, drafter.heads.target.tokenizer()
+    colour = show.wants_colour(sys.stdout)
+    watched = Watched(drafter)
+    chat = not args.raw and getattr(tokenizer, "chat_template", None)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if args.temperature:
+        # the model's own defaults would filter further than what was asked for
+        sampling = {
+            "do_sample": True,
+            "temperature": args.temperature,
+            "top_k": args.top_k or 0,
+            "top_p": args.top_p or 1.0,
+        }
+    out = generate(
+        target,
+        [{"role": "user", "content": args.prompt}] if chat else args.prompt,
+        draft=watched,
+        tokenizer=tokenizer,
+        seed=args.seed,
+        stream=show.MarkedStream(watched.latest, show.Marker(tokenizer, colour), _say) if args.mark else _say,
+        budget=budget_of(args.draft, "heads", drafter.lookahead),
+        max_new_tokens=args.max_new_tokens,
+        **sampling,
+    )
+    _say("\n")
+    report = {
+        "heads": args.heads,
+        "target": target.name,
+        "text": (out.texts or [""])[0],
+        "ids": out.sequences[0, -out.stats.tokens :].tolist(),
+    } | out.stats.to_dict()
+    return report, f"\n{show.caption(out.stats, colour)}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,111 @@
+"""What the verbs of this package share: how heads, prompts and drafts are named on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from heads.base import DraftHeads
+from heads.grow import Budget
+from infer.drafters import HeadsDrafter
+from infer.evaluate import TREE_WIDTH
+from infer.prompts import Prompt, read_prompts
+
+SAMPLE = Path(__file__).resolve().parents[1] / "data" / "sample" / "heldout.jsonl.gz"
+DTYPES = ("bfloat16", "float32", "float16")
+
+# how a draft is written on the command line → its budget, given a number and the heads' look-ahead
+DRAFTS: dict[str, Callable[[int, int], Budget]] = {
+    "chain": lambda number, lookahead: Budget.chain(number),
+    "tree": lambda number, lookahead: Budget(rows=number, depth=lookahead, width=TREE_WIDTH),
+}
+
+
+def heads_options(parser: argparse.ArgumentParser) -> None:
+    """Which heads, in which dtype."""
+    parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="of target and heads (default: %(default)s)"
+    )
+
+
+def prompt_options(parser: argparse.ArgumentParser, count: int) -> None:
+    """Which prompts, how many (``count`` of the sample by default), and how long the answers."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="jsonl with messages, prompt or turns (default: the held-out part of the sample that comes along)",
+    )
+    parser.add_argument("--per-category", type=positive, metavar="N", help="first N of each category (default: all)")
+    parser.add_argument(
+        "--count", type=positive, metavar="N", help=f"first N of all (default: {count} of the sample, all of a file)"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=96, metavar="N", help="(default: %(default)s)")
+    parser.set_defaults(sample_count=count)
+
+
+def positive(text: str) -> int:
+    """A count of 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def draft_option(parser: argparse.ArgumentParser, default: str, extra: str) -> None:
+    """How to draft; ``extra`` explains the default."""
+    parser.add_argument(
+        "--draft", default=default, metavar="DRAFT", help=f"{extra}; chain:K; tree:ROWS (default: %(default)s)"
+    )
+
+
+def budget_of(text: str, word: str, lookahead: int) -> Budget | None:
+    """The budget that a command line's draft means; None for ``word``, which leaves it open.
+
+    Raises:
+        ValueError: it is written in no known way.
+    """
+    if text == word:
+        return None
+    kind, _, number = text.partition(":")
+    if kind not in DRAFTS or not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"--draft {text!r} is not known: write {word}, {', '.join(f'{kind}:N' for kind in DRAFTS)}")
+    return DRAFTS[kind](int(number), lookahead)
+
+
+def load(args: argparse.Namespace) -> HeadsDrafter:
+    """The heads that were named, on their target, as a drafter."""
+    return HeadsDrafter(DraftHeads.from_pretrained(args.heads, dtype=getattr(torch, args.dtype)))
+
+
+def sample() -> Path:
+    """The held-out part of the sample that comes along.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    if not SAMPLE.is_file():
+        raise FileNotFoundError(f"the sample {SAMPLE} is missing: name a file with --prompts")
+    return SAMPLE
+
+
+def prompts_of(args: argparse.Namespace) -> list[Prompt]:
+    """The prompts a verb works on."""
+    if args.prompts is not None:
+        return read_prompts(args.prompts, per_category=args.per_category, limit=args.count)
+    return read_prompts(sample(), per_category=args.per_category, limit=args.count or args.sample_count)
+
+
+def others(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Held-out prompts for measuring beforehand: the last of the sample, none of which is among ``prompts``."""
+    asked = {str(prompt.messages) for prompt in prompts}
+    rest = [prompt for prompt in read_prompts(sample()) if str(prompt.messages) not in asked]
+    if len(rest) < count:
+        raise ValueError(
+            f"{count} held-out prompts are needed to measure on beforehand and only {len(rest)} are left: use fewer"
+        )
+    return [Prompt(f"sample {prompt.id}", prompt.category, prompt.messages) for prompt in rest[-count:]]
