@@ -24,7 +24,6 @@ from transformers import (
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
-    PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
 )
@@ -79,8 +78,8 @@ def tiny_model(
     layers: int = 4,
     seed: int = 0,
     **overrides: Any,
-) -> PreTrainedModel:
-    """A random model of ``family`` (see :data:`FAMILIES`) with hidden size 32 and 4 heads over 2 key/value heads.
+) -> Any:
+    """A random causal LM of ``family`` (see :data:`FAMILIES`) with hidden size 32 and 4 heads over 2 key/value heads.
 
     It has no special tokens (nothing ends its text), its output matrix is its own unless
     ``tie_word_embeddings=True``, and the same arguments give the same weights. ``overrides`` go to the
@@ -103,7 +102,7 @@ def tiny_model(
 
 
 @torch.no_grad()
-def _scale_like_trained(model: PreTrainedModel, tied: bool) -> None:
+def _scale_like_trained(model: Any, tied: bool) -> None:
     """Matrices keep the size of what they map; embeddings have unit rows' scale; gains and biases are shaken a bit."""
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
