@@ -21,7 +21,7 @@ from heads.judge import TrainingBatch
 from heads.target import Target
 from train.conversations import Conversations
 
-LOGIT_ROWS = 2048  # positions whose logits over the whole vocabulary are held at once
+LOGIT_ROWS = 128  # positions whose logits over the whole vocabulary are held at once: small enough to be reused memory
 
 
 @dataclass
@@ -66,7 +66,8 @@ def run_target(
     target: Target, taps: Sequence[int], ids: Tensor, loss_mask: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> States:
     """One pass of the target over a padded batch; what stands in padding is whatever the target made of it."""
-    out = target.forward(ids, mask=None if bool(mask.all()) else mask, taps=taps, hidden=True, logits_to_keep=1)
+    # padding stands on the right, where no row before it can see it: without a mask attention takes its fast path
+    out = target.forward(ids, taps=taps, hidden=True, logits_to_keep=1)
     assert out.hidden is not None
     states = out.hidden if out.taps is None else torch.cat([out.taps, out.hidden], -1)
     values = states.to(dtype).clone()  # the clone is no inference tensor, so autograd may save it
