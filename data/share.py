@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,22 @@ class ShareReport:
     bytes: int
 
 
-def _clean(row: Mapping[str, Any], special: Sequence[str]) -> dict[str, Any] | str:
-    """The row as it is shared, or why it is not."""
+def _refuse(row: Mapping[str, Any], tokenizer: Any) -> str | None:
+    """Why a row is not shared, or None.
+
+    An answer must read back as the tokens that were written, or heads would learn from tokens that the target does
+    not say; their number is what is compared.
+    """
     asked, answered = (message["content"] for message in row["messages"])
-    if not row["finished"]:
-        answered = answered.rstrip(_LOST)
     if not answered.strip():
         return "empty answer"
     if _LOST in asked + answered:
         return "not text"
-    if any(token in answered for token in special):
+    if any(token in answered for token in tokenizer.all_special_tokens if token):
         return "special token in the answer"
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    return {"id": f"{row['id']:06d}", "messages": messages, "finished": row["finished"]}
+    if len(tokenizer(answered, add_special_tokens=False).input_ids) != row["answer_tokens"]:
+        return "reads back as other tokens"
+    return None
 
 
 def share(
@@ -65,7 +68,7 @@ def share(
     Args:
         source: the file ``conversations.jsonl``.
         out: folder; files of the same names are replaced.
-        tokenizer: the target's; answers that hold one of its special tokens are dropped and counted.
+        tokenizer: the target's; answers that it reads as other tokens than were written are dropped and counted.
         settings, made: the synthesis, for the provenance.
         heldout: fraction or count to hold out, by the rule of :mod:`data.overlap`.
         engine: what else determines the answers (weights, dtype, batch size), for the provenance.
@@ -74,15 +77,14 @@ def share(
         ValueError: too few conversations to hold that many out.
     """
     out = Path(out)
-    special = [token for token in tokenizer.all_special_tokens if token]
     dropped: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     for row in sorted((row for _, row in read_rows(source)), key=lambda row: row["id"]):
-        cleaned = _clean(row, special)
-        if isinstance(cleaned, str):
-            dropped[cleaned] += 1
+        reason = _refuse(row, tokenizer)
+        if reason:
+            dropped[reason] += 1
         else:
-            rows.append(cleaned)
+            rows.append({"id": f"{row['id']:06d}", "messages": row["messages"], "finished": row["finished"]})
     prompts = [read_conversation(row, row["id"]).prompt for row in rows]
     parts = split(prompts, heldout, settings.seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +140,7 @@ target speaks, and for nothing else.
 | `train.jsonl.gz` | {shared["train"]} conversations |
 | `heldout.jsonl.gz` | {shared["heldout"]} conversations, for measuring |
 | unfinished answers | {shared["unfinished"]}, marked `"finished": false`, to be rendered without an end of turn |
-| answer tokens | {made["answer_tokens"]} |
+| answer tokens written | {made["answer_tokens"]} |
 | prompts sampled | {made["prompts_sampled"]}, of which dropped: {counts} |
 | conversations dropped | {lost} |
 | made with | {engine} |

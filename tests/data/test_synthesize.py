@@ -122,23 +122,23 @@ def test_an_engine_that_writes_no_prompt_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sharing(tmp_path: Path) -> None:
-    """Split and compressed; answers that are no text are dropped, a character cut at the limit is taken off."""
+    """Split and compressed; answers that do not read back as what was written are dropped."""
     folder = tmp_path / "out"
     _, made = run(folder)
-    odd = [("x\ufffd", True), ("cut\ufffd", False), ("", True), ("a[A]b", True)]
+    odd = [("x\ufffd", 2), ("cut", 3), ("", 0), ("a[A]b", 3), ("two tokens were one", 18)]
     with (folder / ANSWERS).open("a", encoding="utf-8") as file:
-        for i, (text, finished) in enumerate(odd):
+        for i, (text, tokens) in enumerate(odd):
             messages = toys.chat(f"odd number{i} here{i}", text)
-            file.write(
-                json.dumps({"id": 10 + i, "messages": messages, "finished": finished, "answer_tokens": 1}) + "\n"
-            )
+            row = {"id": 10 + i, "messages": messages, "finished": False, "answer_tokens": tokens}
+            file.write(json.dumps(row) + "\n")
     engine = {"dtype": "float32", "batch_size": 4}
     reports = [
         share(folder / ANSWERS, tmp_path / name, toys.tokenizer(), SETTINGS, made, heldout=2, engine=engine)
         for name in ("one", "two")
     ]
     assert reports[0] == reports[1]
-    assert reports[0].dropped == {"empty answer": 1, "not text": 1, "special token in the answer": 1}
+    reasons = ("empty answer", "not text", "special token in the answer", "reads back as other tokens")
+    assert reports[0].dropped == dict.fromkeys(reasons, 1)
     assert (reports[0].train, reports[0].heldout, reports[0].unfinished) == (4, 2, 3)
     names = ["README.md", "heldout.jsonl.gz", "provenance.json", "train.jsonl.gz"]
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == names
