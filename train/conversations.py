@@ -51,6 +51,10 @@ class Conversations:
         """Read a folder made by ``headstart data prepare``."""
         return cls(load(folder, split), str(folder / split))
 
+    def select(self, indices: list[int]) -> Conversations:
+        """Some of them, as a set of their own."""
+        return Conversations(self._rows.select(indices), f"part of {self.where}")
+
     def __len__(self) -> int:
         return len(self.lengths)
 

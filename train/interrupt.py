@@ -26,6 +26,15 @@ class Interrupted(Exception):
         )
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception like Ctrl-C's: what is half done is cleaned up on the way out."""
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Signal handler for what runs outside the training steps."""
+    raise Terminated
+
+
 class StopRequest:
     """Context in which SIGINT and SIGTERM are only noted; a second one does what it usually does.
 

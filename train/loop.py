@@ -93,15 +93,16 @@ class Trainer:
             self.model,
             self.optimizer,
             heads,
-            continued_settings(config),
+            {**continued_settings(config), "data.content": train.conversations.digest},
             config.output.keep,
         )
-        self.total = settings.max_steps or sum(len(self._plan(epoch)) for epoch in range(settings.epochs))
+        self.total = settings.max_steps or sum(len(self.plan(epoch)) for epoch in range(settings.epochs))
         self.sums, self.tokens, self.since = Sums(), 0, time.monotonic()
         self.figures: Figures | None = None
         self.evaluation: Evaluation | None = None
 
-    def _plan(self, epoch: int) -> list[list[int]]:
+    def plan(self, epoch: int) -> list[list[int]]:
+        """Conversations of each optimizer step of an epoch."""
         settings = self.config.train
         return plan_epoch(self.lengths, settings.batch_tokens, settings.bucket, settings.seed, epoch)
 
@@ -114,14 +115,14 @@ class Trainer:
             OSError: a checkpoint could not be written.
         """
         self._resume()
-        plan = self._plan(self.progress.epoch)
+        plan = self.plan(self.progress.epoch)
         bar = self.reporter.bar("training", self.total, "steps", self.progress.step)
         with StopRequest() as stop, bar:
             while self.progress.step < self.total:
                 if self.progress.batch == len(plan):
                     self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
-                    plan = self._plan(self.progress.epoch)
-                self._optimizer_step(plan[self.progress.batch], stop)
+                    plan = self.plan(self.progress.epoch)
+                self.optimizer_step(plan[self.progress.batch], stop)
                 self.progress.step += 1
                 self.progress.batch += 1
                 self._after_step(stop, bar)
@@ -143,7 +144,7 @@ class Trainer:
         if self.ranks.main:
             self._cut_log()
 
-    def _optimizer_step(self, indices: list[int], stop: StopRequest) -> None:
+    def optimizer_step(self, indices: list[int], stop: StopRequest) -> None:
         """One step on these conversations, shared between processes and micro-batches."""
         mine = split_step(indices, self.lengths, self.config.train.micro_tokens, self.ranks.count)[self.ranks.index]
         counts = [self._rows(micro) for micro in mine]
@@ -231,8 +232,9 @@ class Trainer:
         for line in result.lines():
             self.reporter.say(f"step {self.progress.step}/{self.total}  {line}")
         self._record(result.flat())
-        if result.score > self.progress.best:
-            self.progress.best, self.progress.best_step = result.score, self.progress.step
+        score = result.score
+        if score > self.progress.best:
+            self.progress.best, self.progress.best_step = score, self.progress.step
 
     def _record(self, values: dict[str, float]) -> None:
         """To the tracker and to log.jsonl."""

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from train.config import RunConfig
+from train.conversations import Conversations
 from train.loop import Trainer, continued_settings
 from train.ranks import Ranks
 from train.settings import to_dict
@@ -35,13 +36,14 @@ def write_settings(config: RunConfig, ranks: Ranks) -> None:
         write_whole(Path(config.output.folder) / SETTINGS, text)
 
 
-def already_done(config: RunConfig, ranks: Ranks) -> dict[str, Any] | None:
-    """The report of a run that ended here with these very settings, so that a finished run costs nothing again."""
+def already_done(config: RunConfig, conversations: Conversations, ranks: Ranks) -> dict[str, Any] | None:
+    """The report of a run that ended here with these settings and data, so that a finished run costs nothing again."""
     path = Path(config.output.folder) / REPORT
     found = None
     if ranks.main and config.output.resume and path.is_file() and (path.parent / HEADS / "config.json").is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
-        if report.get("settings") == json.loads(json.dumps(_finished_settings(config))):
+        same = report["settings"] == json.loads(json.dumps(_finished_settings(config)))
+        if same and report["data"]["digest"] == conversations.digest:
             found = report
     return ranks.share(found)
 
@@ -78,8 +80,9 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
             error = caught
     ranks.all_succeed(error, f"writing {folder / HEADS}")
     trainer.reporter.say(f"heads written to {folder / HEADS}")
-    trainer.accelerator.end_training()
-    return ranks.share(report)
+    report = ranks.share(report)
+    trainer.accelerator.end_training()  # takes the process group down
+    return report
 
 
 def _copy_heads(source: Path, folder: Path) -> None:

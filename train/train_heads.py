@@ -17,12 +17,13 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE)]
 
 import os  # noqa: E402
+import signal  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
-from train.interrupt import Interrupted  # noqa: E402
+from train.interrupt import Interrupted, Terminated, terminate  # noqa: E402
 from train.launch import start  # noqa: E402
 from train.loop import Trainer  # noqa: E402
 from train.output import already_done, finish, write_settings  # noqa: E402
@@ -46,15 +47,15 @@ def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
     accelerator = start(config)
     ranks = Ranks(accelerator)
     reporter = Reporter(ranks.main)
-    done = already_done(config, ranks)
-    if done is not None:
-        reporter.say(f"{config.output.folder} is finished (step {done['steps']}): nothing to do")
-        return done
     write_settings(config, ranks)
 
     target = load_target(config, accelerator)
-    before = target.weights_hash() if ranks.main else ""
     conversations = load_conversations(config, "train", target, ranks, reporter)
+    done = already_done(config, conversations, ranks)
+    if done is not None:
+        reporter.say(f"{config.output.folder} is finished (step {done['steps']}): nothing to do")
+        return done
+    before = target.weights_hash() if ranks.main else ""
     heads = make_heads(config, target, conversations, reporter)
     states = make_features(config, heads, conversations, ranks, reporter)
     heldout = None
@@ -76,14 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Settings, with the quickstart recipe's values:")
         print(describe(load(find_recipe("quickstart.yaml"))))
         return 0
+    signal.signal(signal.SIGTERM, terminate)
     try:
         train(arguments)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return stop.exit_status
-    except KeyboardInterrupt:
-        print("stopped before training began: nothing was lost", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print("stopped outside the training steps: run the same command again to go on", file=sys.stderr)
+        return 143 if isinstance(stop, Terminated) else 130
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

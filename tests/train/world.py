@@ -24,7 +24,11 @@ SCRIPT = ROOT / "train" / "train_heads.py"
 VOCAB = 264
 
 RECIPE = """
-data: {{train: {folder}/train.jsonl, heldout: {folder}/heldout.jsonl, feature_dtype: float32, cache_folder: {folder}/cache}}
+data:
+  train: {folder}/train.jsonl
+  heldout: {folder}/heldout.jsonl
+  feature_dtype: float32
+  cache_folder: {folder}/cache
 target: {{name: {folder}/target, dtype: float32}}
 heads: {{kind: eagle, lookahead: 3, taps: [1, 2, 3], draft_vocab_size: 100}}
 train: {{precision: no, batch_tokens: 160, micro_tokens: 160, max_steps: 6, lr: 3e-3, log_every: 1}}

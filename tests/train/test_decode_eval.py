@@ -1,0 +1,107 @@
+"""Real decoding at evaluations: what it counts, and when it warns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from heads import build, make_config
+from infer.metrics import Round
+from tests.train.world import tiny_target
+from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
+from train.evaluation import spread
+from train.figures import Figures
+from train.ranks import Ranks
+
+
+def made(lookahead: int = 3) -> Any:
+    target = tiny_target(torch.float32)
+    heads = build(make_config("medusa", target, lookahead=lookahead), target)
+    heads.initialize()
+    return heads
+
+
+def figures(*acceptance: float) -> Figures:
+    return Figures(loss=1.0, rows=100, terms={}, acceptance=list(acceptance), overlap=list(acceptance))
+
+
+def decoded(tokens_per_round: float, rounds: int = 200, depth: int = 3, deviation: float = 0.8) -> Decoded:
+    return Decoded(4, rounds, tokens_per_round, tokens_per_round, [0.0] * depth, deviation)
+
+
+def test_counts_follow_the_convention_of_the_case_book() -> None:
+    """I1: four rounds, K = 3, accepted 3, 1, 0, 2: 2.5 tokens a round, by position .75, .5, .25."""
+    log = [Round(proposed=3, depth=3, accepted=a, emitted=a + 1) for a in (3, 1, 0, 2)]
+    found = _summed(log, log[:2], 2, 3, Ranks())
+    assert (found.rounds, found.tokens_per_round, found.acceptance) == (4, 2.5, [0.75, 0.5, 0.25])
+    assert found.loop_free == 3.0
+
+
+def test_prompts_are_really_decoded_and_heads_left_as_they_were() -> None:
+    heads = made()
+    heads.train()
+    before = {name: value.clone() for name, value in heads.state_dict().items()}
+    found = decode_prompts(heads, [torch.tensor([1, 2, 3]), torch.tensor([4, 5])], Ranks(), tokens=10)
+    assert found.prompts == 2
+    assert found.rounds * found.tokens_per_round == pytest.approx(18)  # the prefill's token of each is not a round's
+    assert len(found.acceptance) == 3
+    assert heads.training and all(torch.equal(value, before[name]) for name, value in heads.state_dict().items())
+
+
+def test_the_copy_drafts_in_the_targets_dtype_on_the_same_target() -> None:
+    heads = made().double()
+    copy = decoding_copy(heads)
+    assert copy.target is heads.target
+    assert {p.dtype for p in copy.parameters()} == {torch.float32}
+    assert next(heads.parameters()).dtype == torch.float64
+
+
+def test_a_stop_ends_it_between_prompts() -> None:
+    asked = iter([False, True])
+    found = decode_prompts(made(), [torch.tensor([1, 2])] * 5, Ranks(), tokens=4, stop=lambda: next(asked))
+    assert found.prompts == 1
+
+
+def test_a_finished_process_steps_along_until_all_are_done() -> None:
+    """Two processes, simulated: the other one still has three rounds when ours is done."""
+
+    class Others(Ranks):
+        rounds = 3
+
+        def add(self, values: Any) -> list[float]:
+            self.rounds -= 1
+            return [values[0] + float(self.rounds >= 0)]
+
+    passes: list[int] = []
+    heads = made()
+    target, forward = heads.target, heads.target.forward
+    target.forward = lambda *a, **k: passes.append(1) or forward(*a, **k)
+    from infer.drafters.heads import HeadsDrafter
+
+    InStep(HeadsDrafter(heads), target, Others()).idle()
+    assert len(passes) == 3
+
+
+def test_random_heads_decode_as_training_says() -> None:
+    assert disagreement(figures(0.01, 0.0, 0.0), decoded(1.0, deviation=0.1)) is None
+    assert disagreement(figures(0.42, 0.19, 0.10), decoded(1.74)) is None
+    assert disagreement(figures(0.42, 0.19, 0.10), decoded(0.0, rounds=0)) is None
+
+
+def test_an_acceptance_that_decoding_does_not_show_is_warned_of() -> None:
+    """I2: training says 70%, decoding accepts nothing."""
+    warning = disagreement(figures(0.7, 0.49, 0.343), decoded(1.02, deviation=0.1))
+    assert warning is not None and "promises 2.53 tokens per round, but decoding gives 1.02" in warning
+    # oracle heads that training thinks random
+    assert disagreement(figures(0.02, 0.0, 0.0), decoded(4.0, deviation=0.0)) is not None
+
+
+def test_compared_over_the_depth_that_was_decoded() -> None:
+    assert disagreement(figures(0.7, 0.5, 0.4, 0.4, 0.4), decoded(2.2, depth=2)) is None
+
+
+def test_spread() -> None:
+    assert spread(5, 9) == [0, 1, 2, 3, 4]
+    assert spread(101, 3) == [0, 50, 100]

@@ -1,0 +1,100 @@
+"""Curves reach the tracker, one run each, without a network, a question or a secret."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import Launch
+from tests.train.world import ROOT
+from train.trackers import HIDDEN, without_secrets
+
+SECRET = "hf_abcdefghijklmnop"
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("TRACKIO_DIR", str(world / "trackio"))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(world / "no-netrc"))
+
+
+def written(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file() and "target" not in path.parts)
+
+
+def test_tensorboard(world: Path, launch: Launch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    launch("--tracker.kind", "tensorboard", "--tracker.run", SECRET, "--eval.prompts", 1)
+    (events,) = (world / "run" / "headstart").glob("events.*")
+    reader = EventAccumulator(str(events))
+    reader.Reload()
+    assert [event.step for event in reader.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert {"train/acceptance/1", "heldout/loss", "decoded/tokens_per_round"} <= set(reader.Tags()["scalars"])
+    assert SECRET.encode() not in written(world / "run")
+
+
+def test_wandb_records_offline_without_asking(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    launch("--tracker.kind", "wandb", "--eval.prompts", 0, "--tracker.project", SECRET[:5] + "x")
+    (run,) = (world / "run" / "wandb").glob("offline-run-*")
+    assert list(run.glob("*.wandb"))
+    assert SECRET.encode() not in written(world / "run")
+
+
+def test_trackio(world: Path, launch: Launch) -> None:
+    launch("--tracker.kind", "trackio", "--tracker.run", "mine", "--eval.prompts", 0)
+    (database,) = (world / "trackio").glob("*.db")
+    rows = sqlite3.connect(database).execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert {row[0] for row in rows} == {"mine"}
+    assert [step for _, step, values in rows if "train/loss" in json.loads(values)] == [1, 2, 3, 4, 5, 6]
+    assert SECRET.encode() not in written(world / "trackio")
+
+
+def test_a_tracker_that_is_not_installed_is_told_at_once(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"tracker\.kind is trackio, which is not installed: pip install 'headstart\[trackio\]'"
+    ):
+        launch("--tracker.kind", "trackio")
+
+
+def test_secrets_are_hidden_wherever_they_stand() -> None:
+    environ = {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": "0123456789", "HOME": "/root/home", "SHORT_KEY": "ab"}
+    shown = without_secrets(
+        {
+            "api_key": "anything",
+            "nested": [{"path": f"/x/{SECRET}/y"}, "0123456789"],
+            "proxy": "https://user:word@host/x",
+            "home": "/root/home",
+            "count": 3,
+            "short": "ab",
+        },
+        environ,
+    )
+    assert shown == {
+        "api_key": HIDDEN,
+        "nested": [{"path": f"/x/{HIDDEN}/y"}, HIDDEN],
+        "proxy": f"https://{HIDDEN}@host/x",
+        "home": "/root/home",
+        "count": 3,
+        "short": "ab",
+    }
+
+
+def test_extras_are_imported_only_when_used() -> None:
+    """A run without trackers needs none of them (I6: nor deepspeed)."""
+    code = (
+        "import sys\n"
+        "for name in ('wandb', 'trackio', 'tensorboard', 'deepspeed'): sys.modules[name] = None\n"
+        "import train.train_heads, train.commands\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100)

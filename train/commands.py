@@ -1,0 +1,52 @@
+"""The verb ``train-speed``. Training itself is launched, not called: ``accelerate launch train/train_heads.py``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from train.assemble import find_recipe
+from train.progress import Reporter
+from train.settings import load
+from train.speed import measure
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", default="quickstart.yaml", help="recipe (default: %(default)s)")
+    parser.add_argument("--conversations", type=int, default=120, help="how many to train on (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over them each way (default: %(default)s)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting over the recipe's; repeatable",
+    )
+
+
+def _run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    config = load(find_recipe(args.config), [f"--{word}" for word in args.set])
+    if args.conversations < 1 or args.epochs < 1:
+        raise ValueError("--conversations and --epochs must be 1 or more")
+    found = measure(config, args.conversations, args.epochs, Reporter(True)).to_dict()
+    return found, "\n".join(
+        (
+            f"{found['epochs']} epochs of {found['tokens_per_epoch']:,} tokens each way",
+            f"  online   {found['online_tokens_per_second']:8,.0f} tokens/s   {found['online_seconds']:8.1f} s",
+            f"  cached   {found['cached_tokens_per_second']:8,.0f} tokens/s   "
+            f"{found['cached_seconds_with_build']:8.1f} s with {found['build_seconds']:.1f} s of building",
+            f"  ratio    {found['ratio']:.2f} in tokens/s; {found['ratio_with_build']:.2f} with the building in",
+        )
+    )
+
+
+def register(add: Callable[..., None]) -> None:
+    """Add the verb to the command line."""
+    add(
+        "train-speed",
+        help="training speed with cached and with online states of the target",
+        example="headstart train-speed --conversations 120 --json speed.json",
+        configure=_options,
+        run=_run,
+    )
