@@ -39,8 +39,11 @@ class Draft:
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.q):
             raise ValueError(
-                f"a draft needs as many parents and q as tokens, not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}"
+                "a draft needs as many parents and q as tokens, "
+                f"not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}"
             )
+        if self.scores and len(self.scores) != len(self.tokens):
+            raise ValueError(f"a draft needs as many scores as tokens, or none: {len(self.scores)}, {len(self.tokens)}")
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise ValueError(
                 f"each node's parent must stand before it (or be -1, the root): parents are {self.parents}"
@@ -115,7 +118,8 @@ class Draft:
 
     def full_q(self, node: int, vocab_size: int) -> Tensor:
         """Float32 (V,) distribution that ``node`` was drawn from, over the target's vocabulary; one-hot when chosen."""
-        q, full = self.q[node], torch.zeros(vocab_size)
+        q = self.q[node]
+        full = torch.zeros(vocab_size, device=None if q is None else q.device)
         if q is None:
             full[self.tokens[node]] = 1.0
         elif self.ids is None:

@@ -37,10 +37,21 @@ class Budget:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.depth < 0 or self.width < 1:
             raise ValueError(f"a budget needs rows ≥ 1, depth ≥ 0 and width ≥ 1, not {self}")
-        paths = set(self.shape or ())
-        for path in paths:
+        if self.shape is None:
+            return
+        paths = set(self.shape)
+        for path in self.shape:
             if not path or (len(path) > 1 and path[:-1] not in paths):
                 raise ValueError(f"the static tree lacks the parent of its path {path}")
+            if min(path) < 0:
+                raise ValueError(f"ranks count from 0, the likeliest: the static tree has the path {path}")
+        if len(paths) != len(self.shape):
+            raise ValueError(f"the static tree names a path twice: {self.shape}")
+        if (self.rows, self.depth) != (len(paths) + 1, max(map(len, paths), default=0)):
+            raise ValueError(
+                f"a static tree of {len(paths)} paths does not fit {self.rows} rows and depth {self.depth}: "
+                "make the budget with Budget.static"
+            )
 
     @classmethod
     def chain(cls, depth: int) -> Budget:
@@ -54,7 +65,7 @@ class Budget:
         return cls(
             rows=len(paths) + 1,
             depth=max((len(path) for path in paths), default=0),
-            width=1 + max((path[-1] for path in paths), default=0),
+            width=1 + max((path[-1] for path in paths if path), default=0),
             shape=paths,
         )
 
@@ -77,6 +88,13 @@ class Sampler:
     top_p: float | None = None
     generator: torch.Generator | None = None
 
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or (self.top_k is not None and self.top_k < 1):
+            raise ValueError(
+                f"drafts are drawn with a temperature above 0 and a top_k of 1 or more, not {self.temperature} and "
+                f"{self.top_k}: without a sampler the likeliest tokens are drafted"
+            )
+
     def __call__(self, logits: Tensor) -> tuple[int, Tensor]:
         """Draw from float (Vd,) logits: the index, and the float32 distribution (Vd,) it came from."""
         scaled = logits.float() / self.temperature
@@ -88,6 +106,7 @@ class Sampler:
         if self.top_p is not None and self.top_p < 1:
             ordered, order = q.sort(descending=True)
             outside = ordered.cumsum(-1) - ordered >= self.top_p
+            outside[0] = False  # the likeliest stays, even with top_p 0
             q = q.scatter(0, order[outside], 0.0)
             q = q / q.sum()
         return int(torch.multinomial(q, 1, generator=self.generator)), q
@@ -169,10 +188,8 @@ def _static(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
     for depth in range(1, budget.depth + 1):
         level = [path for path in shape if len(path) == depth]
         asked = list(dict.fromkeys(path[:-1] for path in level))
-        if depth == 1:
-            logits = grower.first()[None]
-        else:
-            logits = grower.after([place[path] for path in asked], tokens, parents)
+        nodes = [place[path] for path in asked]
+        logits = grower.first()[None] if depth == 1 else grower.after(nodes, tokens, parents)
         values, names = _ranked(logits, 1 + max(path[-1] for path in level), ids)
         for path in level:
             row, rank = asked.index(path[:-1]), path[-1]

@@ -20,7 +20,7 @@ class KVStore:
         kv_heads: key/value heads.
         head_dim: width of a key; ``value_dim`` where values differ.
         dtype, device: of what is stored.
-        capacity: entries allocated at first; doubled whenever they are used up.
+        capacity: entries allocated at first, 1 or more; doubled whenever they are used up.
     """
 
     def __init__(
@@ -34,6 +34,8 @@ class KVStore:
         capacity: int = 256,
         value_dim: int | None = None,
     ) -> None:
+        if capacity < 1:
+            raise ValueError(f"a store needs a capacity of 1 or more, not {capacity}")
         self.keys = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=dtype, device=device)
         self.values = torch.zeros(batch, kv_heads, capacity, value_dim or head_dim, dtype=dtype, device=device)
         self.lengths = [0] * batch
