@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " — did you mean 'x'?" for a misspelt name, or nothing when no known name is near."""
+    """The text " — did you mean 'x'?" for a misspelt name, or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" — did you mean {close[0]!r}?" if close else ""
 
@@ -32,6 +32,23 @@ def refuse_unknown(found: Iterable[str], known: Iterable[str], where: str) -> No
     for key in found:
         if key not in known:
             raise ConfigError(f"{where} has the unknown key {key!r}{nearest(key, known)} (known: {', '.join(known)})")
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0  # a bool is no number here
+
+
+# stored key → whether a value fits, and what fits in words
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "kind": (lambda value: isinstance(value, str), "a name"),
+    "lookahead": (_positive, "a positive integer"),
+    "taps": (lambda value: isinstance(value, list) and all(type(tap) is int for tap in value), "a list of integers"),
+    "target": (lambda value: isinstance(value, dict), "an object"),
+    "hidden_size": (_positive, "a positive integer"),
+    "vocab_size": (_positive, "a positive integer"),
+    "draft_vocab_size": (lambda value: value is None or _positive(value), "a positive integer or null"),
+    "options": (lambda value: isinstance(value, dict), "an object"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,12 +96,14 @@ class HeadsConfig:
             raise ConfigError(f"{where} lacks {', '.join(missing)}: it was not written by save_pretrained")
         if stored["format_version"] != FORMAT_VERSION:
             raise ConfigError(
-                f"{where} has format_version {stored['format_version']}, this version reads {FORMAT_VERSION}: update headstart"
+                f"{where} has format_version {stored['format_version']}, this version reads {FORMAT_VERSION}: "
+                "update headstart"
             )
-        for key in ("lookahead", "hidden_size", "vocab_size"):
-            if not isinstance(stored[key], int) or stored[key] < 1:
-                raise ConfigError(f"{where}: {key} must be a positive integer, not {stored[key]!r}")
-        if not all(isinstance(tap, int) for tap in stored["taps"]):
-            raise ConfigError(f"{where}: taps must be integers, not {stored['taps']!r}")
-        target = TargetIdentity.from_dict(stored["target"])
+        for key, (fits, what) in _TYPES.items():
+            if not fits(stored[key]):
+                raise ConfigError(f"{where}: {key} must be {what}, not {stored[key]!r}")
+        try:
+            target = TargetIdentity.from_dict(stored["target"])
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
         return cls(**stored | {"taps": tuple(stored["taps"]), "target": target})

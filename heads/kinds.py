@@ -7,6 +7,7 @@ from typing import Any
 from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig, nearest, refuse_unknown
 from heads.eagle import Eagle
+from heads.identity import TargetMismatch
 from heads.medusa import Medusa
 from heads.target import Target
 
@@ -39,7 +40,7 @@ def make_config(
     """Complete settings of a kind for a target; what is not given is the kind's default.
 
     Raises:
-        ConfigError: unknown kind or option, or a tap the target does not have.
+        ConfigError: unknown kind or option, a look-ahead below 1, or a tap the target does not have.
     """
     cls, options = kind_of(kind), dict(options or {})
     known = cls.default_options(target)
@@ -48,11 +49,14 @@ def make_config(
     wrong = [tap for tap in chosen if not 0 <= tap <= target.num_layers]
     if wrong or not chosen:
         raise ConfigError(f"taps {wrong or chosen} are not hidden states 0 to {target.num_layers} of {target.name}")
+    depth = cls.default_lookahead if lookahead is None else lookahead
+    if depth < 1:
+        raise ConfigError(f"lookahead must be 1 or more, not {depth}")
     if draft_vocab_size is not None and not 0 < draft_vocab_size <= target.vocab_size:
         raise ConfigError(f"draft_vocab_size must be 1 to {target.vocab_size}, not {draft_vocab_size}")
     return HeadsConfig(
         kind=kind,
-        lookahead=lookahead or cls.default_lookahead,
+        lookahead=depth,
         taps=chosen,
         target=target.identity(),
         hidden_size=target.hidden_size,
@@ -66,10 +70,27 @@ def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHe
     """Heads of a config on a target, with fresh weights not yet initialized (see ``DraftHeads.initialize``).
 
     Raises:
-        TargetMismatch: the config was made for another target.
+        ConfigError: an option of the kind is unknown or missing.
+        TargetMismatch: the config was made for another target, or (``check`` or not) for one of another size.
         ValueError: the target's logits do not follow from its hidden state (``Target.self_check``).
     """
+    cls, where = kind_of(config.kind), f"options of {config.kind} heads"
+    known = cls.default_options(target)
+    refuse_unknown(config.options, known, where)
+    missing = [name for name in known if name not in config.options]
+    if missing:
+        raise ConfigError(f"{where} lack {', '.join(missing)}")
     if check:
         target.check(config.target)
         target.self_check()
-    return kind_of(config.kind)(config, target)
+    for name in ("hidden_size", "vocab_size"):  # on these no weight fits: there is nothing to try all the same
+        there, here = getattr(config, name), getattr(target, name)
+        if there != here:
+            raise TargetMismatch(
+                f"these heads were made for {config.target.name}, not for {target.name}: "
+                f"{name} {there} there, {here} here"
+            )
+    beyond = [tap for tap in config.taps if not 0 <= tap <= target.num_layers]
+    if beyond:
+        raise TargetMismatch(f"these heads read hidden states {beyond}, and {target.name} has 0 to {target.num_layers}")
+    return cls(config, target)

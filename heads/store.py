@@ -20,6 +20,7 @@ from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig
 from heads.kinds import build
 from heads.target import Target
+from heads.vocabulary import check_ids
 
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
 
@@ -34,6 +35,7 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
     Raises:
         OSError: the disk refused; what stood in the folder before is still whole.
         HeadsFileError: a parameter has no values here (a sharded one, outside its gathering).
+        ValueError: the draft vocabulary was never set.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,12 +43,16 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
     empty = [name for name, tensor in tensors.items() if tensor.numel() == 0]
     if empty:
         raise HeadsFileError(f"{', '.join(empty)} have no values in this process: gather sharded weights before saving")
+    if heads.config.draft_vocab_size is not None:
+        check_ids(heads.target_ids, heads.config.draft_vocab_size, heads.config.vocab_size)
     weights, config = folder / f".{WEIGHTS}.partial", folder / f".{CONFIG}.partial"
     try:
         save_file(tensors, weights, metadata={"format": "pt"})
         config.write_text(json.dumps(heads.config.to_dict(), indent=2) + "\n", encoding="utf-8")
         os.replace(weights, folder / WEIGHTS)
         os.replace(config, folder / CONFIG)
+    except SafetensorError as error:  # how it tells of a full disk
+        raise OSError(f"{folder / WEIGHTS} could not be written ({error})") from error
     finally:
         weights.unlink(missing_ok=True)
         config.unlink(missing_ok=True)
@@ -103,14 +109,14 @@ def load(
         target = Target(target)
     target.check(config.target, allow_mismatch=allow_mismatch)
     target.self_check()
-    heads = build(config, target, check=False)
+    heads = build(config, target, check=False).to(device=target.device, dtype=dtype or target.dtype)
     tensors = read_tensors(folder / WEIGHTS, heads.state_dict())
     for parameter in heads.parameters():
         parameter.data.fill_(float("nan"))
     heads.load_state_dict(tensors, strict=True)
     if config.draft_vocab_size is not None:
         heads.set_draft_vocabulary(tensors["target_ids"])
-    return heads.to(device=target.device, dtype=dtype or target.dtype).eval()
+    return heads.eval()
 
 
 def read_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
