@@ -86,7 +86,8 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         ValueError: one of ``NOT_TAKEN`` was given.
     """
     for name, why in NOT_TAKEN.items():
-        if kwargs.get(name) not in (None, False):
+        value = kwargs.get(name)
+        if value is not None and value is not False:
             raise ValueError(f"{name} is not supported: {why}")
     taken = {name: kwargs.get(name) for name in TAKEN}
     return taken, {name: value for name, value in kwargs.items() if name not in (*TAKEN, *NOT_TAKEN)}
@@ -133,7 +134,7 @@ def known_tokenizer(target: Target) -> Any:
     if not named:
         return None
     try:
-        return target.tokenizer
+        return target.tokenizer()
     except (OSError, ValueError):
         return None
 
@@ -172,7 +173,9 @@ def read_prompt(prompt: Any, tokenizer: Callable[[], Any]) -> Tensor:
 
 
 def _is_chat(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(m, dict) and "role" in m for m in value)
+    return (
+        isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(m, dict) and "role" in m for m in value)
+    )
 
 
 def _is_row(value: Any) -> bool:
@@ -180,7 +183,11 @@ def _is_row(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 def unpadded(ids: Tensor, attention_mask: Tensor) -> Tensor:

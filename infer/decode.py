@@ -1,12 +1,12 @@
 """The decoding loop: draft → verify in one target pass → commit, until something says stop.
 
-    prefill the prompt, emit its next token                                        (the root)
-    repeat
-        tell the drafter what was committed; let it propose a draft
-        one target pass over [root, nodes…]; a row sees the text and its own ancestors, at position parent + 1
-        the rule walks down the draft: accepted tokens, then one token of the target's own
-        keep the keys and values of root and accepted nodes, forget the rest
-        emit up to the first stop
+prefill the prompt, emit its next token                                        (the root)
+repeat
+    tell the drafter what was committed; let it propose a draft
+    one target pass over [root, nodes…]; a row sees the text and its own ancestors, at position parent + 1
+    the rule walks down the draft: accepted tokens, then one token of the target's own
+    keep the keys and values of root and accepted nodes, forget the rest
+    emit up to the first stop
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Decoding:
             PositionLimit: the target has no position for the next token (what was yielded stands).
         """
         started = time.perf_counter()
+        self._positions_left()
         out = self._pass(self.ids, torch.arange(self.ids.shape[1])[None], None, last_only=True)
         _, emitted, done = self._verify(Draft.empty(), out)
         taps, known = out.taps, torch.cat([self.ids, self.ids.new_tensor([emitted])], 1)
@@ -125,17 +126,25 @@ class Decoding:
             )
             yield emitted
 
+    def _positions_left(self) -> int | None:
+        """How many positions the target has behind the committed text; None when it has no limit."""
+        most = self.target.max_positions
+        if most is None:
+            return None
+        at = len(self.tokens) - self.padding
+        if at > most:
+            raise PositionLimit(
+                f"{self.target.name} has {most} positions and the text has {at} tokens: "
+                "shorten the prompt or ask for fewer new tokens"
+            )
+        return most - at
+
     def _propose(self) -> Draft:
         """A draft no longer than what may still be emitted and what the target has positions for."""
-        at = len(self.tokens) - self.padding
+        positions = self._positions_left()
         room = self.stop.left(self.tokens) - 1
-        if self.target.max_positions is not None:
-            if at > self.target.max_positions:
-                raise PositionLimit(
-                    f"the text has reached the {self.target.max_positions} positions {self.target.name} has: "
-                    "shorten the prompt or ask for fewer new tokens"
-                )
-            room = min(room, self.target.max_positions - at)
+        if positions is not None:
+            room = min(room, positions)
         budget = self.budget.within(max(room, 0))
         if budget.depth == 0 or budget.rows < 2:
             return Draft.empty()
@@ -167,9 +176,7 @@ class Decoding:
 
     def _verify(self, draft: Draft, out: TargetOutput) -> tuple[list[int], list[int], bool]:
         """Accepted path, tokens emitted (up to the first stop), and whether to stop."""
-        at = NodeScores(
-            self.processors, out.logits[0], draft, self.tokens, exact=self.target.dtype == torch.float64
-        )
+        at = NodeScores(self.processors, out.logits[0], draft, self.tokens, exact=self.target.dtype == torch.float64)
         rule = self.rule or choose_rule(draft, self.do_sample)
         path, last = rule(draft, at, self.chooser)
         emitted: list[int] = []

@@ -134,9 +134,13 @@ class _Call:
                 self.target = target_of(model, draft)  # type: ignore[arg-type]
             else:
                 self.target, heads = read_model(model)
-            self._tokenizer = tokenizer or (known_tokenizer(self.target) if heads is not None or model is self.target else None)
+            self._tokenizer = tokenizer or (
+                known_tokenizer(self.target) if heads is not None or model is self.target else None
+            )
             self.shown = read_prompt(prompt, self.need_tokenizer).to(self.target.device)
-            self._read(prompt, drafters.make(draft, heads, self.target), generation_config, seed, budget, taken, settings)
+            self._read(
+                prompt, drafters.make(draft, heads, self.target), generation_config, seed, budget, taken, settings
+            )
         self.sink: Sink | None = make_sink(stream if stream is not None else streamer, self.need_tokenizer)
 
     def _read(
@@ -199,7 +203,7 @@ class _Call:
         """
         if self._tokenizer is None:
             try:
-                self._tokenizer = self.target.tokenizer
+                self._tokenizer = self.target.tokenizer()
             except (OSError, ValueError) as error:
                 raise ValueError(
                     f"this call needs a tokenizer and none is found for {self.target.name!r}: pass tokenizer= ({error})"

@@ -171,9 +171,7 @@ def mark_loops(log: Sequence[Round], output: Sequence[int]) -> None:
         at += r.emitted
 
 
-def pooled(
-    stats: Sequence[Stats], *, without_loops: bool = False, resamples: int = 1000, seed: int = 0
-) -> Interval:
+def pooled(stats: Sequence[Stats], *, without_loops: bool = False, resamples: int = 1000, seed: int = 0) -> Interval:
     """τ over several prompts, sum over sum, with a 95% bootstrap interval over prompts.
 
     Args:

@@ -43,7 +43,7 @@ PREFIX_FREE: frozenset[type] = frozenset(
 
 @dataclass
 class Prepared:
-    """What ``model.generate`` would work with: its settings with all defaults applied, processors, criteria and mask."""
+    """What ``model.generate`` would work with: settings with all defaults, processors, criteria and mask."""
 
     config: GenerationConfig
     processors: LogitsProcessorList

@@ -6,6 +6,7 @@ complete comes out at the end as the decoder writes it. Each step decodes a few 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 UNFINISHED = "\ufffd"  # what decoders write for bytes that are no character (yet)
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextPieces:
@@ -25,6 +27,7 @@ class TextPieces:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = []
+        self._special = frozenset(tokenizer.all_special_ids)
         self._from = 0  # decoding starts here, a few tokens before what is new, because decoders look back
         self._given = 0  # tokens whose text has been given out
         self._length = 0  # characters given out
@@ -34,12 +37,20 @@ class TextPieces:
         self.ids += tokens
         before = decode(self.tokenizer, self.ids[self._from : self._given])
         now = decode(self.tokenizer, self.ids[self._from :])
-        if len(now) <= len(before) or now.endswith(UNFINISHED):
+        if len(now) <= len(before) or now.endswith(UNFINISHED) or self._in_bytes():
             return ""
         self._from, self._given = self._given, len(self.ids)
         piece = now[len(before) :]
         self._length += len(piece)
         return piece
+
+    def _in_bytes(self) -> bool:
+        """Whether the text ends in a byte token such as ``<0x0A>``: decoders judge a run of them as a whole."""
+        for token in reversed(self.ids[self._given :]):
+            name = None if token in self._special else self.tokenizer.convert_ids_to_tokens(token)
+            if name:
+                return BYTE.fullmatch(name) is not None
+        return False
 
     def rest(self) -> str:
         """What is left when no token follows."""
@@ -121,4 +132,6 @@ def make_sink(stream: Any, tokenizer: Callable[[], Any]) -> Sink | None:
         return StreamerSink(stream)
     if callable(stream):
         return TextSink(stream, tokenizer())
-    raise ValueError(f"stream must be a function of text pieces or a transformers streamer, not {type(stream).__name__}")
+    raise ValueError(
+        f"stream must be a function of text pieces or a transformers streamer, not {type(stream).__name__}"
+    )

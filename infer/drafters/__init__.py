@@ -41,7 +41,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
-        """What a round emitted: a accepted tokens and the new last one; taps (1, a+1, taps·H) of the rows they follow."""
+        """What a round emitted: a accepted tokens and a last one; taps (1, a+1, taps·H) of the rows they follow."""
         ...
 
 
