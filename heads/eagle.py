@@ -119,15 +119,15 @@ class Eagle(DraftHeads):
         }
 
     def initialize(self) -> None:
-        """The output matrix and final norm start as the target's; the fusion passes the highest tap on."""
-        rows = self.target.output.weight.detach()
-        self.lm_head.weight.data.copy_(rows if self.draft_ids is None else rows[self.draft_ids])
-        width = self.config.hidden_size
-        with torch.no_grad():
-            self.fc.weight.normal_(std=0.02 / len(self.config.taps))
-            self.fc.weight[:, -width:] += torch.eye(width, dtype=self.fc.weight.dtype)
-            for matrix in (self.layer.o_proj, self.layer.down_proj):
-                matrix.weight.mul_(0.3)
+        """The output matrix starts as the target's rows, under a norm that keeps the first logits near uniform.
+
+        A fresh layer's output has nothing to do with the target's last state: at the target's own scale its logits
+        would be confidently wrong, and the first hundred steps would go into taking that back.
+        """
+        weight = self.target.output.weight.detach()
+        rows = (weight if self.draft_ids is None else weight[self.draft_ids]).float()
+        self.lm_head.weight.data.copy_(rows)
+        self.norm.weight.data.fill_(1.0 / float(rows.norm(dim=1).mean()))
 
     # what training and decoding share
 

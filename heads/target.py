@@ -117,25 +117,6 @@ class Target:
             self._tokenizer = AutoTokenizer.from_pretrained(embedded.resolve(self.name))
         return self._tokenizer
 
-    @torch.no_grad()
-    def final_norm_scale(self) -> Tensor | None:
-        """Effective weight (H,) of the norm before the output matrix, or None where it cannot be told which one it is.
-
-        Read off what the module does to a vector of ±1 (mean 0, mean square 1), so that it does not matter whether
-        it is a root-mean-square or a layer norm, or stores its weight as w or as w - 1.
-        """
-        inside = {id(module) for layer in self.layers for module in layer.modules()}
-        norms = [
-            module
-            for module in self.model.modules()
-            if id(module) not in inside and getattr(getattr(module, "weight", None), "shape", None) == (self.hidden_size,)
-        ]
-        if len(norms) != 1:
-            return None
-        signs = torch.ones(self.hidden_size, dtype=norms[0].weight.dtype, device=norms[0].weight.device)
-        signs[::2] = -1
-        return norms[0](signs[None])[0] * signs
-
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings (…, H) of token ids (…)."""
         return self.embedding(ids)
