@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.conversation import ROLES, Refusal, Turn, read_conversation
@@ -77,6 +77,7 @@ def test_refusals(row: Any, reason: str, words: str) -> None:
     assert caught.value.reason == reason
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(ROLES)), st.text(), st.booleans()), max_size=8),
     st.text(),

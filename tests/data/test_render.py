@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.conversation import Refusal, Turn
@@ -132,16 +132,23 @@ def test_no_template_and_a_template_that_hides_answers() -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="[]<>"), max_size=12)
 
 
+RENDERERS = [
+    Renderer(toys.tokenizer(template, merges=[("Ċ", "Ċ"), ("a", "a"), ("Ġ", "a")]))
+    for template in (toys.NOGEN, toys.LINES)
+]
+
+
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), st.booleans(), st.integers(1, 80))
 def test_supervised_tokens_read_as_the_answers(pairs: list[tuple[str, str]], finished: bool, limit: int) -> None:
     """Mask as long as ids; what it covers reads as the answers with their ends; a limit only shortens."""
-    for template in (toys.NOGEN, toys.LINES):
-        tokenizer = toys.tokenizer(template, merges=[("Ċ", "Ċ"), ("a", "a"), ("Ġ", "a")])
+    for renderer in RENDERERS:
+        tokenizer = renderer.tokenizer
         said = [Turn(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
-        rendered = Renderer(tokenizer).render(said, finished=finished)
+        rendered = renderer.render(said, finished=finished)
         supervised = [id for id, bit in zip(rendered.ids, rendered.mask, strict=True) if bit]
         answers = "".join(answer + "[E]" for _, answer in pairs)
         assert tokenizer.decode(supervised) == (answers if finished else answers.removesuffix("[E]"))
-        cut = Renderer(tokenizer).render(said, finished=finished, max_length=limit)
+        cut = renderer.render(said, finished=finished, max_length=limit)
         assert (cut.ids, cut.mask) == (rendered.ids[:limit], rendered.mask[:limit])
         assert cut.cut == (len(rendered.ids) > limit)
