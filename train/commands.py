@@ -1,4 +1,4 @@
-"""The verb ``train-speed``. Training itself is launched, not called: ``accelerate launch train/train_heads.py``."""
+"""The verbs ``quickstart`` and ``train-speed``. Training itself is launched, not called: ``accelerate launch train/train_heads.py``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,27 @@ def _run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
 
 
+def _quickstart_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="runs/quickstart", metavar="FOLDER", help="(default: %(default)s)")
+
+
+def _quickstart(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """It says what it does while it does it; greedy text that differs from the target's is an answer of no."""
+    from train.quickstart import quickstart
+
+    summary = quickstart(args.out)
+    return {"ok": summary["greedy_identical"]} | summary, ""
+
+
 def register(add: Callable[..., None]) -> None:
-    """Add the verb to the command line."""
+    """Add the verbs to the command line."""
+    add(
+        "quickstart",
+        help="train heads for the embedded target, measure them, show a generated answer",
+        example="headstart quickstart",
+        configure=_quickstart_options,
+        run=_quickstart,
+    )
     add(
         "train-speed",
         help="training speed with cached and with online states of the target",

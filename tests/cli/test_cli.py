@@ -16,8 +16,8 @@ import headstart
 VERBS = [
     "data synthesize",
     "data prepare",
-    "train",
     "quickstart",
+    "train-speed",
     "eval",
     "bench",
     "verify",
