@@ -24,7 +24,16 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.drafters import Drafter
 from infer.evaluate import Question, Settings
-from infer.law import POSITIONS, Observed, Sampling, compare, expected_law, residual_from_target, sample_rounds
+from infer.law import (
+    POSITIONS,
+    Observed,
+    Sampling,
+    compare,
+    expected_law,
+    most_telling,
+    residual_from_target,
+    sample_rounds,
+)
 from infer.progress import progress
 from infer.rounding import FLOAT32_GAP, first_difference, logit_noise
 from infer.verify import Rule
@@ -43,7 +52,8 @@ class Plan:
         budgets: drafts by name, for greedy identity.
         max_new_tokens: length of the greedy answers.
         noise_texts: answers read to measure rounding noise.
-        law_budgets: drafts by name, for the sampled law; the first is also decoded with the wrong rule.
+        law_budgets: drafts by name, for the sampled law; the first, a chain, is also decoded with the wrong rule.
+        law_prompts: how many of the prompts given for the sampled law are used, the most telling ones.
         sampling: draws and filters of the sampled law.
     """
 
@@ -52,6 +62,7 @@ class Plan:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     max_new_tokens: int = 64
     noise_texts: int = 2
+    law_prompts: int = 2
     sampling: Sampling = field(default_factory=Sampling)
 
     @classmethod
@@ -78,7 +89,7 @@ def certify(load: Load, questions: Sequence[Question], law_prompts: Sequence[Ten
     Args:
         load: gives target and drafter in a dtype; one pair is held at a time.
         questions: prompts for greedy identity.
-        law_prompts: (1, n) short prompts for the sampled law.
+        law_prompts: (1, n) short prompts for the sampled law, more than are used.
         plan: what to look at.
 
     Returns:
@@ -171,6 +182,7 @@ def sampled_law(target: Target, drafter: Drafter, prompts: Sequence[Tensor], pla
     runs: dict[str, tuple[Budget, Rule | None]] = {name: (budget, None) for name, budget in plan.law_budgets.items()}
     first = next(iter(plan.law_budgets))
     control = f"{first}, wrong residual"
+    prompts = most_telling(target, drafter, prompts, plan.law_prompts, plan.sampling)
     runs[control] = (plan.law_budgets[first], residual_from_target)
     blocks = {
         name: _law_block(target, drafter, prompts, budget, rule, plan.sampling) for name, (budget, rule) in runs.items()
@@ -193,7 +205,7 @@ def _law_block(
     tests = []
     for prompt, observed in each:
         law = expected_law(target, prompt, list(observed.counts), sampling)
-        tests += [compare(observed, law, position).to_dict() | {"position": position} for position in range(POSITIONS)]
+        tests += [compare(observed, law, position).to_dict() | {"position": position} for position in POSITIONS]
     accepted, rejected = sum(o.accepted for _, o in each), sum(o.rejected for _, o in each)
     return {
         "passed": all(test["passed"] for test in tests),

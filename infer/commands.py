@@ -35,7 +35,17 @@ from infer.watch import Watched
 
 Report = tuple[dict[str, Any], str]
 
-LAW_TEXTS = ("Once upon a time there was a",)  # open beginnings: where much may follow, much is rejected
+# open beginnings, where much may follow; the certificate takes those at which a wrong rule would show most
+LAW_TEXTS = (
+    "Once upon a time there was a",
+    "My favourite food is",
+    "The best way to",
+    "In the morning she",
+    "Yesterday I met a man who",
+    "We should all",
+    "The city of",
+    "When it rains",
+)
 CERTIFICATE = "certificate.json"
 
 
@@ -64,7 +74,7 @@ def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequenc
     add(
         "verify",
         help="certify that heads change nothing: greedy identity in float32 and bfloat16, sampled law by chi-square",
-        example="headstart verify runs/quickstart/heads --prompts-count 6 --draws 600",
+        example="headstart verify runs/quickstart/heads --prompts-count 6 --draws 300",
         configure=_configure_verify,
         run=_verify,
     )
@@ -191,7 +201,11 @@ def _configure_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts-count", type=positive, default=6, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--draws", type=positive, default=600, metavar="N", help="sampled rounds of each draft (default: %(default)s)"
+        "--draws",
+        type=positive,
+        default=300,
+        metavar="N",
+        help="sampled rounds behind each of two prompts (default: %(default)s)",
     )
     parser.add_argument("--top-k", type=positive, default=8, metavar="K", help="of sampling (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")

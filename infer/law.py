@@ -1,9 +1,12 @@
 """Does sampled text follow the target's law? Many first rounds from one prompt, counted against what they should be.
 
-For each prompt the real loop is started again and again and stopped after its first round. Each emitted token is one
-observation of the target's distribution behind the tokens before it: the root's by the prefill, the next always,
-later ones where the draft before them was accepted. What it should be comes from passes of the target alone. Counts
-are compared by chi-square, position by position, each conditioned on what came before it.
+For each prompt the real loop is started again and again, behind the same first token, and stopped after its first
+round. Each token of the round is one observation of the target's distribution behind the tokens before it: the first
+always, later ones where the draft before them was accepted. What it should be comes from passes of the target alone.
+Counts are compared by chi-square, position by position, each conditioned on what came before it.
+
+A wrong rule shows where drafts are often rejected and yet often right. So chains are drawn colder than the text, and
+prompts are chosen (:func:`most_telling`) at which the negative control would show most.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from infer.progress import progress
 from infer.stopping import Stop
 from infer.verify import At, Chooser, RandomChooser, Rule, Verdict
 
-POSITIONS = 3  # the prefill's token and two of a round's
+POSITIONS = (1, 2)  # of the new tokens, the prefill's being 0: those of a round
 LEAST_EXPECTED = 5.0
 
 Context = tuple[int, ...]
@@ -34,11 +37,20 @@ Context = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the law is sampled: ``draws`` first rounds from each prompt at a temperature, of the ``top_k`` likeliest."""
+    """How the law is sampled.
 
-    draws: int = 600
+    Attributes:
+        draws: first rounds behind each prompt.
+        top_k: tokens are sampled, and drafted, from the likeliest so many.
+        temperature: of the text.
+        draft_temperature: of drafted chains.
+        seed: of everything drawn.
+    """
+
+    draws: int = 300
     top_k: int = 8
     temperature: float = 1.0
+    draft_temperature: float = 0.5
     seed: int = 0
 
     def processors(self) -> LogitsProcessorList:
@@ -57,7 +69,7 @@ class Observed:
 
     def add(self, tokens: Sequence[int]) -> None:
         """One draw's tokens, in order."""
-        for at, token in enumerate(tokens[:POSITIONS]):
+        for at, token in enumerate(tokens[: POSITIONS[-1] + 1]):
             self.counts.setdefault(tuple(tokens[:at]), Counter())[token] += 1
 
 
@@ -90,6 +102,21 @@ class ChiSquare:
             "impossible": self.impossible,
             "passed": self.passed,
         }
+
+
+class FromBest(RandomChooser):
+    """Random decisions, but for the first token of the text: that is the likeliest, so that all draws go on from it."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__(generator)
+        self._first = True
+
+    def sample(self, distribution: Tensor) -> int:
+        """See :class:`infer.verify.Chooser`."""
+        if self._first:
+            self._first = False
+            return int(distribution.argmax())
+        return super().sample(distribution)
 
 
 def residual_from_target(draft: Draft, at: At, chooser: Chooser) -> Verdict:
@@ -142,29 +169,72 @@ def sample_rounds(
         rule: the acceptance rule; the decoder's own choice by default.
     """
     generator = torch.Generator(target.device).manual_seed(sampling.seed)
-    chain = budget.width == 1 and budget.shape is None
     once = OncePrefilled(target)
     seen = Observed()
     for _ in progress(range(sampling.draws), sampling.draws, "sampling"):
-        decoding = Decoding(
-            once,
-            prompt,
-            drafter,
-            budget,
-            Stop(prompt.shape[1] + budget.depth + 2),
-            processors=sampling.processors(),
-            do_sample=True,
-            rule=rule,
-            chooser=RandomChooser(generator),
-            sampler=Sampler(sampling.temperature, sampling.top_k, None, generator) if chain else None,
-        )
-        rounds = decoding.run()
-        tokens = [*next(rounds), *next(rounds)]
-        first = decoding.stats.log[0]
-        seen.add(tokens)
-        seen.accepted += first.accepted
-        seen.rejected += first.accepted < first.depth
+        decoding = _first_round(once, drafter, prompt, budget, sampling, rule, generator)
+        seen.add(decoding.tokens.view()[0, prompt.shape[1] :].tolist())
+        round_ = decoding.stats.log[0]
+        seen.accepted += round_.accepted
+        seen.rejected += round_.accepted < round_.depth
     return seen
+
+
+def _first_round(
+    target: Target,
+    drafter: Drafter,
+    prompt: Tensor,
+    budget: Budget,
+    sampling: Sampling,
+    rule: Rule | None,
+    generator: torch.Generator,
+) -> Decoding:
+    """Decode the prompt's first token and one round; a chain is sampled, a tree chosen."""
+    chain = budget.width == 1 and budget.shape is None
+    decoding = Decoding(
+        target,
+        prompt,
+        drafter,
+        budget,
+        Stop(prompt.shape[1] + budget.depth + 2),
+        processors=sampling.processors(),
+        do_sample=True,
+        rule=rule,
+        chooser=FromBest(generator),
+        sampler=Sampler(sampling.draft_temperature, sampling.top_k, None, generator) if chain else None,
+    )
+    rounds = decoding.run()
+    next(rounds)
+    next(rounds)
+    return decoding
+
+
+def most_telling(
+    target: Target, drafter: Drafter, prompts: Sequence[Tensor], count: int, sampling: Sampling
+) -> list[Tensor]:
+    """The ``count`` prompts behind which :func:`residual_from_target` would show soonest.
+
+    Its law at the first drafted token is min(p, q) + (1 − α)·p, so each draw adds Σ (α·p − min(p, q))² / p to the
+    expected statistic.
+    """
+
+    def shows(prompt: Tensor) -> float:
+        found = 0.0
+
+        def look(draft: Draft, at: At, chooser: Chooser) -> Verdict:
+            nonlocal found
+            p = at.p(-1).double()
+            if len(draft):
+                both = torch.minimum(p, draft.full_q(0, p.shape[-1]).to(p))
+                off = both.sum() * p - both
+                found = float((off[p > 0] ** 2 / p[p > 0]).sum())
+            return Verdict([], chooser.sample(p))
+
+        generator = torch.Generator(target.device).manual_seed(sampling.seed)
+        _first_round(target, drafter, prompt, Budget.chain(1), sampling, look, generator)
+        return found
+
+    return sorted(prompts, key=shows, reverse=True)[:count]
 
 
 def expected_law(
