@@ -13,6 +13,7 @@ from heads.embedded import NAME
 
 MEASURES = {
     "tokens_per_round": "tokens per round (the target's own token included)",
+    "tokens_per_round_tree": "tokens per round, tree drafts",
     "speedup": "speed-up over plain decoding, same machine and run",
     "greedy_identical": "greedy output identical to the target's",
     "prompts": "held-out prompts",
@@ -27,17 +28,20 @@ def card(config: HeadsConfig, repo_id: str, *, parameters: int, report: Mapping[
         repo_id: where they will be found.
         parameters: how many numbers were trained.
         report: what was recorded, all optional: ``data`` and ``recipe`` (text, or a mapping of names to values),
+            ``training`` (a mapping that holds both, as the quickstart's summary does),
             ``accepted_per_position`` (joint, first position first), the keys of ``MEASURES`` (a number, or a
             mapping such as ``{"chain": 1.7, "tree": 1.9}``), ``license`` (a Hub licence id). Other keys are left out.
     """
     report = report or {}
+    training = report.get("training") or {}
+    recipe = report.get("recipe") or {key: value for key, value in training.items() if key != "data"}
     sections = [
         _metadata(config, report.get("license")),
         f"# {repo_id.rpartition('/')[2]}\n\nDraft heads for speculative decoding of {_target(config)}. They propose "
         "several tokens at a time; the target checks them in one pass, and the text is exactly the target's own.",
         _table("Heads", _facts(config, parameters)),
-        _recorded("Data", report.get("data")),
-        _recorded("Recipe", report.get("recipe")),
+        _recorded("Data", report.get("data") or training.get("data")),
+        _recorded("Recipe", recipe),
         _measured(report),
         _usage(config, repo_id),
     ]
@@ -76,7 +80,7 @@ def _facts(config: HeadsConfig, parameters: int) -> dict[str, Any]:
 
 
 def _recorded(title: str, entry: Any) -> str:
-    if isinstance(entry, Mapping):
+    if isinstance(entry, Mapping) and entry:
         return _table(title, entry)
     return f"## {title}\n\n{entry}" if entry else ""
 

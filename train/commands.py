@@ -1,4 +1,7 @@
-"""The verbs ``quickstart`` and ``train-speed``. Training itself is launched, not called: ``accelerate launch train/train_heads.py``."""
+"""The verbs ``quickstart`` and ``train-speed``.
+
+Other training is launched, not called: ``accelerate launch train/train_heads.py``.
+"""
 
 from __future__ import annotations
 
