@@ -115,7 +115,7 @@ def _synthesize(args: argparse.Namespace, engine: Engine, weights: Callable[[str
     if args.heldout:
         described = {"dtype": args.dtype, "batch_size": args.batch_size}
         if weights is not None:
-            described["weights_sha256"] = weights(args.target)
+            described["weights"] = weights(args.target)
         shared = share(args.out / ANSWERS, args.out, tokenizer, settings, made, heldout=args.heldout, engine=described)
         report["shared"] = asdict(shared)
         text += [

@@ -49,7 +49,7 @@ def test_synthesize_then_prepare(tmp_path: Path) -> None:
     assert "5 conversations" in text
     assert "2 duplicate" in text
     provenance = json.loads((out / "provenance.json").read_text())
-    assert provenance["engine"] == {"dtype": "bfloat16", "batch_size": 128, "weights_sha256": "abc"}
+    assert provenance["engine"] == {"dtype": "bfloat16", "batch_size": 128, "weights": "abc"}
     assert provenance["settings"]["conversations"] == 5
     again, _ = call(*provenance["command"].replace("OUT", str(tmp_path / "again")).split()[2:])
     assert again["shared"] == report["shared"]

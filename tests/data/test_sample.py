@@ -37,7 +37,7 @@ def test_counts_size_and_provenance() -> None:
     train, heldout = conversations("train"), conversations("heldout")
     provenance = json.loads((SAMPLE / "provenance.json").read_text(encoding="utf-8"))
     assert provenance["settings"]["target"] == NAME
-    assert provenance["engine"]["weights_sha256"] == SHA256
+    assert provenance["engine"]["gguf_sha256"] == SHA256
     assert (provenance["shared"]["train"], provenance["shared"]["heldout"]) == (len(train), len(heldout))
     assert len(train) + len(heldout) >= 1500
     assert len(heldout) == 150
