@@ -75,16 +75,15 @@ class Medusa(DraftHeads):
     def initialize(self) -> None:
         """Blocks start at zero; own output matrices as copies of the target's rows."""
         weight = self.target.output.weight.detach()
-        for output in self.outputs:
-            rows = weight if self.draft_ids is None else weight[self.draft_ids]
-            output.weight.data.copy_(rows)
+        for output in self.outputs.parameters():
+            output.data.copy_(weight if self.draft_ids is None else weight[self.draft_ids])
 
     def head(self, k: int, hidden: Tensor) -> Tensor:
         """Logits (…, Vd) of head k for post-norm hidden states (…, H)."""
-        x = self.blocks[k](hidden)
+        x = self.blocks[k](hidden.to(next(self.parameters()).dtype))
         if len(self.outputs):
             return self.target.transform(self.outputs[k](x))
-        return self.target.project_rows(x, self.draft_ids)
+        return self.target.project_rows(x.to(self.target.dtype), self.draft_ids)  # heads may train in a wider dtype
 
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
         """Every head at every position whose next-but-one token is trained."""

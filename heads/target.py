@@ -51,8 +51,8 @@ class Target:
         self.model = model.eval()
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.config: Any = compat.text_config(model.config)
-        self.embedding: nn.Module = self._need("get_input_embeddings", "an input embedding")
-        self.output: nn.Module = self._need("get_output_embeddings", "an output matrix")
+        self.embedding: nn.Embedding = self._need("get_input_embeddings", "an input embedding")
+        self.output: nn.Linear = self._need("get_output_embeddings", "an output matrix")
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.output.weight.shape[0]  # may be padded beyond the tokenizer's
@@ -78,7 +78,7 @@ class Target:
         trust_remote_code: bool = False,
     ) -> Target:
         """Load a target by the embedded one's name, a folder, or a Hub id."""
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             embedded.resolve(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
         )
         return cls(model.to(device), name=str(name))
@@ -193,7 +193,7 @@ class Target:
         )
 
     @cached_property
-    def _plain(self) -> type[PreTrainedModel]:
+    def _plain(self) -> Any:
         """Class of the model itself, without an adapter's wrapper around it."""
         unwrap = getattr(self.model, "get_base_model", None)
         return type(unwrap() if unwrap else self.model)
