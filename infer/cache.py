@@ -62,8 +62,6 @@ class ForgettingLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name before transformers 5.24
-
 
 class ForgettingCache(Cache):
     """A cache for ``target`` at batch 1 whose rejected rows can be taken back.
@@ -86,7 +84,8 @@ class ForgettingCache(Cache):
                     f"layer {index} of {type(target.model).__name__} is of type {name!r} ({kind.__name__}): its state "
                     "cannot be rolled back after a rejected draft, so this target is not supported"
                 )
-        super().__init__(layers=[ForgettingLayer(SUPPORTED[kind], capacity) for kind in kinds])
+        self.forgetting = [ForgettingLayer(SUPPORTED[kind], capacity) for kind in kinds]
+        super().__init__(layers=list(self.forgetting))
 
     @property
     def length(self) -> int:
@@ -95,5 +94,6 @@ class ForgettingCache(Cache):
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Keep the first ``base`` positions and then, closed up, those at ``base + offset`` for each of ``path``."""
-        for layer in self.layers:
-            layer.store.keep(base, [path])
+        for layer in self.forgetting:
+            if layer.store is not None:
+                layer.store.keep(base, [path])

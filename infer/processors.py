@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as known
 
 from heads.draft import Draft
@@ -52,7 +52,7 @@ class Prepared:
 
 
 def prepare(
-    model: PreTrainedModel,
+    model: Any,
     ids: Tensor,
     generation_config: GenerationConfig | None,
     settings: dict[str, Any],
@@ -67,6 +67,7 @@ def prepare(
     """Settings, processors and criteria as ``model.generate(ids, generation_config, **settings)`` makes them.
 
     Args:
+        model: a transformers model, possibly wrapped by an adapter.
         ids: (1, n) prompt.
         settings: generation parameters given by name.
         check: called with the complete settings and what was left of ``settings``; raises for what is refused.
@@ -129,11 +130,12 @@ class NodeScores:
         self, processors: LogitsProcessorList, logits: Tensor, draft: Draft, tokens: Tokens, exact: bool = False
     ) -> None:
         self.logits = logits.float()
-        self._processors, self._draft, self._tokens = processors, draft, tokens
+        self._processors: Callable[[Tensor, Tensor], Tensor] = processors  # type: ignore[assignment]
+        self._draft, self._tokens = draft, tokens
         self._dtype = torch.float64 if exact else torch.float32
         self._rows: dict[int, Tensor] = {}
         if all(type(processor) in PREFIX_FREE for processor in processors):
-            scores = processors(tokens.view(), self.logits) if processors else self.logits
+            scores = self._processors(tokens.view(), self.logits) if processors else self.logits
             self._rows = dict(enumerate(scores, start=-1))
 
     def scores(self, node: int) -> Tensor:

@@ -59,7 +59,8 @@ def difference(a: ForgettingCache, b: ForgettingCache) -> float:
     """Largest relative difference of any layer's keys or values."""
     assert a.length == b.length
     worst = 0.0
-    for x, y in zip(a.layers, b.layers, strict=True):
+    for x, y in zip(a.forgetting, b.forgetting, strict=True):
+        assert x.store is not None and y.store is not None
         for ours, theirs in zip(x.store.view(), y.store.view(), strict=True):
             worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
     return worst

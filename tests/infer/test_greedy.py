@@ -14,8 +14,10 @@ from heads.base import DraftHeads
 from heads.grow import Budget
 from heads.kinds import build, make_config
 from heads.target import Target
-from infer.decode import PositionLimit
+from infer.cache import ForgettingCache
+from infer.decode import Decoding, PositionLimit
 from infer.drafters import Drafter
+from infer.stopping import Stop
 from tests.infer.fakes import Broken, Oracle, RandomTree, Wrong
 from tests.tiny import FAMILIES, tiny_model
 
@@ -201,8 +203,8 @@ def test_no_tokens_is_refused_as_transformers_does() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_up_to_the_last_position_and_no_further(family: str) -> None:
     """E6: drafts do not reach past the positions the target has; the text may fill them all."""
-    size = "n_positions" if family == "gpt2" else "max_position_embeddings"
-    model = tiny_model(family, **{size: 64})
+    size: dict[str, Any] = {"n_positions" if family == "gpt2" else "max_position_embeddings": 64}
+    model = tiny_model(family, **size)
     prompt = torch.arange(10)[None]
     text = greedy(model, prompt, max_new_tokens=54)
     for draft in (Oracle(text + [0] * 9), random_heads(model, "medusa")):
@@ -263,10 +265,11 @@ def test_adapters_stay_on() -> None:
 
 
 def test_bigger_than_the_cache_was_at_first() -> None:
-    model = model_of("llama")
-    text = greedy(model, max_new_tokens=300)
-    out = infer.generate(model, PROMPT, RandomTree(text), max_new_tokens=300, do_sample=False, budget=TREE)
-    assert out.sequences[0].tolist() == text
+    target, text = Target(model_of("llama")), answer("llama")
+    decoding = Decoding(
+        target, PROMPT, RandomTree(text), TREE, Stop(len(text)), cache=ForgettingCache(target, capacity=2)
+    )
+    assert [token for tokens in decoding.run() for token in tokens] == text[PROMPT.shape[1] :]
 
 
 def test_float32_is_exact_too() -> None:

@@ -161,7 +161,7 @@ class Likely(FakeDrafter):
 def test_a_seed_fixes_the_tokens() -> None:
     model = tiny_model("llama")
     ids = torch.tensor([[1, 2, 3]])
-    settings = {"max_new_tokens": 30, "do_sample": True, "temperature": 1.3}
+    settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": True, "temperature": 1.3}
     before = torch.get_rng_state()
     one, two, other = (infer.generate(model, ids, Likely(), seed=seed, **settings).sequences for seed in (7, 7, 8))
     assert torch.equal(one, two)
@@ -174,7 +174,7 @@ def test_a_seed_fixes_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-6}])
-def test_sampling_turns_greedy_in_the_limit(limit: dict[str, float]) -> None:
+def test_sampling_turns_greedy_in_the_limit(limit: dict[str, Any]) -> None:
     model = tiny_model("llama")
     ids = torch.tensor([[1, 2, 3]])
     greedy = model.generate(ids, max_new_tokens=30, do_sample=False)
@@ -196,7 +196,7 @@ def test_sampling_turns_greedy_in_the_limit(limit: dict[str, float]) -> None:
         {"epsilon_cutoff": 0.05},
     ],
 )
-def test_filters_hold_at_every_position(filters: dict[str, object]) -> None:
+def test_filters_hold_at_every_position(filters: dict[str, Any]) -> None:
     """F5: nothing the filters exclude is ever emitted, drafted or not; every token lies in the baseline's support."""
     model = tiny_model("llama")
     with torch.no_grad():  # make 11 the top token wherever it is allowed
@@ -225,7 +225,12 @@ def test_output_scores_are_those_of_generate() -> None:
     """The same text fed to generate gives the same processed scores at every position."""
     model = tiny_model("llama")
     ids = torch.tensor([[1, 2, 3]])
-    settings = {"max_new_tokens": 20, "output_scores": True, "output_logits": True, "repetition_penalty": 1.2}
+    settings: dict[str, Any] = {
+        "max_new_tokens": 20,
+        "output_scores": True,
+        "output_logits": True,
+        "repetition_penalty": 1.2,
+    }
     theirs = model.generate(ids, do_sample=False, return_dict_in_generate=True, **settings)
     ours = infer.generate(model, ids, Likely(), do_sample=False, **settings)
     assert torch.equal(ours.sequences, theirs.sequences)
