@@ -102,7 +102,7 @@ class MarkedStream:
     def __init__(self, latest: Callable[[], Draft | None], marker: Marker, write: Callable[[str], Any]) -> None:
         self._latest, self._marker, self._write = latest, marker, write
         self._draft: Draft | None = None
-        self._node = -1
+        self._node: int | None = None  # where in the draft; None: past it, until the next one
         self._prompt = True
 
     def put(self, value: Tensor) -> None:
@@ -120,15 +120,14 @@ class MarkedStream:
         self._write(self._marker.end())
 
     def _accepted(self, token: int) -> bool:
-        """Follow the draft: a token that is not among the children here is the target's own."""
+        """Follow the draft: a token that is not among the children here is the target's own, and ends it."""
         draft = self._latest()
         if draft is not self._draft:
             self._draft, self._node = draft, -1
-        children = [] if draft is None else draft.children(self._node)
-        child = next((child for child in children if draft is not None and draft.tokens[child] == token), None)
-        if child is not None:
-            self._node = child
-        return child is not None
+        if draft is None or self._node is None:
+            return False
+        self._node = next((child for child in draft.children(self._node) if draft.tokens[child] == token), None)
+        return self._node is not None
 
 
 def caption(stats: Stats, colour: bool) -> str:

@@ -17,6 +17,11 @@ from infer.metrics import Round, Stats
 class Bytes:
     """A tokenizer whose ids are bytes; 256 is special."""
 
+    all_special_ids = (256,)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(token)
+
     def decode(self, ids: Sequence[int], **kwargs: bool) -> str:
         assert kwargs["skip_special_tokens"]
         return bytes(i for i in ids if i < 256).decode(errors="replace")
@@ -71,13 +76,14 @@ def test_live_marks_follow_the_draft() -> None:
         (Draft.chain(list(b"bcd")), "bcx"),
         (Draft(tuple(b"pqr"), (-1, -1, 1), (None,) * 3), "qrs"),
         (Draft.chain(list(b"k")), "z"),
+        (None, "k"),  # a round without a draft: the last one says nothing about its token
     ):
         if draft is not None:
             drafts.append(draft)
         for byte in tokens.encode():
             stream.put(torch.tensor([byte]))
     stream.end()
-    assert "".join(written) == "a⟦bc⟧x⟦qr⟧sz"
+    assert "".join(written) == "a⟦bc⟧x⟦qr⟧szk"
 
 
 def test_colour_only_on_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
