@@ -1,4 +1,4 @@
-"""Small heads on small targets: built, given random weights, and batches of the target's own states."""
+"""Small heads on small targets: built, given random weights; batches of the target's own states; checks many share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 import heads
 from heads.base import DraftHeads
+from heads.draft import Draft
 from heads.judge import Teacher, TrainingBatch
 from heads.target import Target
 from tests.tiny import tiny_model
 
 VOCAB = 64
+TREE = Draft((7, 8, 9, 10, 11, 12), (-1, -1, 0, 0, 1, 2), (None,) * 6)
+STORED: dict[str, dict[str, Any]] = {
+    "medusa": {"kind": "medusa", "layers": 2, "own_output": True},
+    "eagle": {"kind": "eagle", "draft_vocab": 20, "fc_norm": True},
+}
 
 
 @lru_cache(maxsize=8)
@@ -88,8 +95,43 @@ def soft_ce(draft: Tensor, teacher: Teacher) -> dict[str, Tensor]:
     return {"soft_ce": -(teacher.logits.to(draft.dtype).softmax(-1) * draft.log_softmax(-1)).sum(-1)}
 
 
+def number(tensor: Tensor) -> float:
+    """A scalar's value, with a graph behind it or not."""
+    return float(tensor.detach())
+
+
 def relative(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference as a share of the largest value."""
     assert ours.shape == theirs.shape
     ours, theirs = ours.detach().double(), theirs.detach().double()
     return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def logits_of(heads: DraftHeads) -> Tensor:
+    """(K, n, Vd) of every draft position, over a fixed text."""
+    batch = batch_of(heads.target, heads.config.taps, random_ids(12))
+    with torch.no_grad():
+        return torch.stack([step.logits for step in heads.unroll(batch)])
+
+
+def check_tree(target: Target, prompt: int) -> None:
+    """One pass over a tree on a cache gives each path what a plain pass over the whole text gives."""
+    ids = random_ids(prompt + 1, seed=3)
+    cache = DynamicCache()  # without the configuration: keeps all keys, windows are cut out of the mask
+    if prompt:
+        target.forward(ids[:, :-1], cache=cache, mask=torch.ones(prompt, prompt).tril().bool()[None, None])
+    # eager attention takes its softmax in float32 whatever the model's dtype is
+    bound = 1e-6 if target.config._attn_implementation == "eager" else 1e-10
+    n = len(TREE) + 1
+    mask = torch.cat([torch.ones(n, prompt, dtype=torch.bool), TREE.visibility()], 1)[None, None]
+    rows = torch.tensor([[int(ids[0, -1]), *TREE.tokens]])
+    positions = torch.tensor([[prompt, *(prompt + depth for depth in TREE.depths)]])
+    out = target.forward(rows, cache=cache, mask=mask, positions=positions, taps=(2,), hidden=True)
+    assert out.taps is not None and out.hidden is not None
+    for node in range(-1, len(TREE)):
+        text = torch.cat([ids, torch.tensor([[TREE.tokens[i] for i in TREE.path(node)]], dtype=torch.long)], 1)
+        alone = target.forward(text, taps=(2,), hidden=True)
+        assert alone.taps is not None and alone.hidden is not None
+        assert relative(out.logits[:, node + 1], alone.logits[:, -1]) <= bound
+        assert relative(out.taps[:, node + 1], alone.taps[:, -1]) <= bound
+        assert relative(out.hidden[:, node + 1], alone.hidden[:, -1]) <= bound

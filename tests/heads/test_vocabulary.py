@@ -1,0 +1,77 @@
+"""The reduced draft vocabulary: which tokens it holds, and that draft ids never pass for target ids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from heads.grow import Budget, Sampler
+from heads.vocabulary import by_frequency, check_ids, coverage
+from tests.heads.small import random_ids, read, small_heads, small_target
+
+COUNTS = torch.tensor([5, 0, 7, 5, 1, 7, 5, 0])
+
+
+def test_the_most_frequent_tokens_in_the_order_of_their_ids() -> None:
+    assert by_frequency(COUNTS, 2).tolist() == [2, 5]
+    assert by_frequency(COUNTS, 3).tolist() == [0, 2, 5]  # of 0, 3 and 6, equally frequent, the lower ids first
+    assert by_frequency(COUNTS, 4).tolist() == [0, 2, 3, 5]
+    assert by_frequency(COUNTS, 7).tolist() == [0, 1, 2, 3, 4, 5, 6]  # and of those never said
+    assert by_frequency(COUNTS, 8).tolist() == list(range(8))
+    assert by_frequency(torch.full((50_000,), 3), 4).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [0, -1, 9])
+def test_sizes_that_cannot_be_chosen_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"a draft vocabulary of {size} cannot be chosen from 8 tokens"):
+        by_frequency(COUNTS, size)
+
+
+def test_coverage_is_the_share_of_what_is_said() -> None:
+    assert coverage(COUNTS, torch.tensor([2, 5])) == pytest.approx(14 / 30)
+    assert coverage(COUNTS, torch.arange(8)) == 1
+    assert coverage(torch.zeros(8, dtype=torch.long), torch.tensor([1])) == 0
+
+
+def test_maps_are_checked() -> None:
+    assert check_ids(torch.tensor([2, 5, 7], dtype=torch.int32), 3, 8).dtype == torch.int64
+    with pytest.raises(ValueError, match=r"has \(2,\) ids where the config says 3"):
+        check_ids(torch.tensor([2, 5]), 3, 8)
+    for wrong in ([5, 2, 7], [2, 2, 7], [2, 5, 8], [-1, 2, 5], [0, 0, 0], [-1, -1, -1]):
+        with pytest.raises(ValueError, match="distinct sorted ids below 8; was its map lost"):
+            check_ids(torch.tensor(wrong), 3, 8)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_drafts_hold_target_ids(kind: str) -> None:
+    """cases.md D9: a vocabulary of three whose tokens are 2, 5 and 7."""
+    target = small_target()
+    heads = small_heads(kind, target, draft_vocab=3)
+    heads.set_draft_vocabulary(torch.tensor([2, 5, 7]))
+    assert heads.draft_ids is not None and heads.draft_ids.tolist() == [2, 5, 7]
+    ids = random_ids(6)
+    taps, _ = read(target, heads.config.taps, ids[:, :5])
+    seen = set()
+    for budget, sampler in [
+        (Budget.chain(3), None),
+        (Budget(9, 3, 3), None),
+        (Budget.static([(0,), (1,), (2,)]), None),
+        (Budget.chain(3), Sampler()),
+    ]:
+        draft = heads.propose(heads.start(taps, ids), budget, sampler)
+        seen |= set(draft.tokens)
+        assert draft.ids is not None and draft.ids.tolist() == [2, 5, 7]
+        if sampler:  # cases.md F7: what cannot be drafted has no q
+            full = draft.full_q(0, 64)
+            assert full.nonzero()[:, 0].tolist() == [2, 5, 7] and float(full.sum()) == pytest.approx(1, abs=1e-6)
+    assert seen == {2, 5, 7}
+    logits = heads.grower(heads.start(taps, ids)).first()
+    first = heads.propose(heads.start(taps, ids), Budget.chain(1)).tokens[0]
+    assert logits.shape == (3,) and first == [2, 5, 7][int(logits.argmax())]
+
+
+def test_a_map_is_refused_where_there_is_none_to_set() -> None:
+    heads = small_heads("medusa", small_target())
+    assert heads.draft_ids is None and "target_ids" not in heads.state_dict()
+    with pytest.raises(ValueError, match="draft over the whole vocabulary: set draft_vocab_size"):
+        heads.set_draft_vocabulary(torch.tensor([2, 5, 7]))
