@@ -119,7 +119,7 @@ def _rounds(target: Target, drafter: Drafter, ids: Tensor, budgets: Sequence[Bud
             f"timing needs up to {most} positions and {target.name} has {target.max_positions}: "
             "use a shorter prompt, fewer sizes or fewer repeats"
         )
-    decoding = Decoding(target, ids, drafter, budgets[0], Stop(most))
+    decoding = Decoding(target, ids.to(target.device), drafter, budgets[0], Stop(most))
     rounds = decoding.run()
     next(rounds)
     for decoding.budget in budgets:

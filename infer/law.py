@@ -193,7 +193,7 @@ def _first_round(
     chain = budget.width == 1 and budget.shape is None
     decoding = Decoding(
         target,
-        prompt,
+        prompt.to(target.device),
         drafter,
         budget,
         Stop(prompt.shape[1] + budget.depth + 2),
@@ -242,6 +242,7 @@ def expected_law(
 ) -> dict[Context, Tensor]:
     """The target's distribution (V,), float64, behind prompt and context, by plain passes without a cache."""
     law: dict[Context, Tensor] = {}
+    prompt = prompt.to(target.device)
     for length in sorted({len(context) for context in contexts}):
         same = [context for context in contexts if len(context) == length]
         for at in range(0, len(same), batch):

@@ -49,6 +49,7 @@ def first_difference(target: Target, prompt: Tensor, ours: Sequence[int], theirs
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     if at == min(len(ours), len(theirs)):
         return Difference(at, _get(ours, at), _get(theirs, at), float("inf"))
+    prompt = prompt.to(target.device)
     prefix = torch.cat([prompt, prompt.new_tensor([list(ours[:at])])], 1)
     logits = target.forward(prefix, logits_to_keep=1).logits[0, -1].double()
     return Difference(at, ours[at], theirs[at], abs(float(logits[ours[at]] - logits[theirs[at]])))
@@ -83,6 +84,7 @@ def logit_noise(target: Target, texts: Sequence[tuple[Tensor, Sequence[int]]], r
 def _read(target: Target, prompt: Tensor, new: Sequence[int], rows: int) -> Tensor:
     """Float32 logits (len(new), V) after each token of ``new``, read ``rows`` at a time."""
     cache = DynamicCache(config=target.model.config)
+    prompt = prompt.to(target.device)
     target.forward(prompt, cache=cache, logits_to_keep=1)
     answer = prompt.new_tensor([list(new)])
     parts = [target.forward(answer[:, at : at + rows], cache=cache).logits[0] for at in range(0, answer.shape[1], rows)]
