@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -35,7 +35,9 @@ class LocalCompleter:
         """See ``data.completer.Completer.complete``; the generator's global state is restored afterwards."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         done: dict[int, LocalCompletion] = {}
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for at in range(0, len(order), self.batch_size):
@@ -46,7 +48,7 @@ class LocalCompleter:
                 for row, i in enumerate(rows):
                     ids[row, width - len(prompts[i]) :] = torch.tensor(list(prompts[i]))
                     mask[row, width - len(prompts[i]) :] = 1
-                out = self.model.generate(
+                out = self.model.generate(  # type: ignore[operator]  # the stubs take it for a tensor
                     ids.to(self.model.device),
                     attention_mask=mask.to(self.model.device),
                     max_new_tokens=max_new_tokens,
