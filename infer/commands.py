@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from infer import bench, certify, evaluate, show
+from infer import answer, bench, certify, evaluate
 from infer.drafters import HeadsDrafter
-from infer.generate import generate
 from infer.law import Sampling
 from infer.options import (
     SAMPLE,
@@ -31,7 +29,6 @@ from infer.options import (
     sample,
 )
 from infer.prompts import Prompt, read_prompts
-from infer.watch import Watched
 
 Report = tuple[dict[str, Any], str]
 
@@ -82,8 +79,8 @@ def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequenc
         "generate",
         help="answer a prompt with heads, streaming, and mark what the draft got right",
         example='headstart generate runs/quickstart/heads "Why is the sky blue?" --mark',
-        configure=_configure_generate,
-        run=_generate,
+        configure=answer.configure,
+        run=answer.run,
     )
 
 
@@ -255,61 +252,3 @@ def _write(report: dict[str, Any], path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _configure_generate(parser: argparse.ArgumentParser) -> None:
-    heads_options(parser)
-    parser.add_argument("prompt", help="what to answer")
-    parser.add_argument(
-        "--raw", action="store_true", help="go on with the bare text instead of answering it as a chat turn"
-    )
-    parser.add_argument("--max-new-tokens", type=positive, default=256, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
-    parser.add_argument(
-        "--top-k", type=positive, metavar="K", help="sample of the K likeliest tokens (default: of all)"
-    )
-    parser.add_argument("--top-p", type=float, metavar="P", help="sample of the likeliest tokens that make up P")
-    parser.add_argument("--seed", type=int, help="same seed, same text")
-    parser.add_argument("--mark", action="store_true", help="mark the tokens that the draft got right")
-    draft_option(parser, "heads", "heads: a chain as long as their look-ahead")
-
-
-def _generate(args: argparse.Namespace) -> Report:
-    drafter = load(args)
-    target, tokenizer = drafter.heads.target, drafter.heads.target.tokenizer()
-    colour = show.wants_colour(sys.stdout)
-    watched = Watched(drafter)
-    chat = not args.raw and getattr(tokenizer, "chat_template", None)
-    sampling: dict[str, Any] = {"do_sample": False}
-    if args.temperature:
-        # the model's own defaults would filter further than what was asked for
-        sampling = {
-            "do_sample": True,
-            "temperature": args.temperature,
-            "top_k": args.top_k or 0,
-            "top_p": args.top_p or 1.0,
-        }
-    out = generate(
-        target,
-        [{"role": "user", "content": args.prompt}] if chat else args.prompt,
-        draft=watched,
-        tokenizer=tokenizer,
-        seed=args.seed,
-        stream=show.MarkedStream(watched.latest, show.Marker(tokenizer, colour), _say) if args.mark else _say,
-        budget=budget_of(args.draft, "heads", drafter.lookahead),
-        max_new_tokens=args.max_new_tokens,
-        **sampling,
-    )
-    _say("\n")
-    report = {
-        "heads": args.heads,
-        "target": target.name,
-        "text": (out.texts or [""])[0],
-        "ids": out.sequences[0, -out.stats.tokens :].tolist(),
-    } | out.stats.to_dict()
-    return report, f"\n{show.caption(out.stats, colour)}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -286,19 +286,3 @@ def test_the_model_is_left_as_it_was(model: Any) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in own.state_dict().items())
     assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in own.modules()] == hooks
     own(PROMPT).logits.sum().backward()  # and it can still be trained
-
-
-def test_outputs_are_ordinary_tensors(model: Any) -> None:
-    out = infer.generate(model, PROMPT, max_new_tokens=3, output_scores=True, output_logits=True)
-    assert out.scores is not None and out.logits is not None
-    assert not any(t.is_inference() for t in (out.sequences, *out.scores, *out.logits))
-
-
-def test_times_are_counted_inside_each_other(model: Any) -> None:
-    out = infer.generate(model, PROMPT, medusa(model), max_new_tokens=12)
-    for r in out.stats.log:
-        assert (r.draft_seconds > 0) == (r.proposed > 0)
-        assert r.draft_seconds <= r.draft_total_seconds
-        assert r.target_seconds + r.draft_total_seconds <= r.seconds
-    assert 0 < out.stats.forward_share < 1
-    assert out.stats.prefill_seconds > 0
