@@ -18,7 +18,7 @@ from heads.target import Target
 from tests.tiny import tiny_model
 
 VOCAB = 64
-TREE = Draft((7, 8, 9, 10, 11, 12), (-1, -1, 0, 0, 1, 2), (None,) * 6)
+TREE = Draft((7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 1, 2, 4), (None,) * 7)
 STORED: dict[str, dict[str, Any]] = {
     "medusa": {"kind": "medusa", "layers": 2, "own_output": True},
     "eagle": {"kind": "eagle", "draft_vocab": 20, "fc_norm": True},

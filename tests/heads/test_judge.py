@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,31 +87,23 @@ def test_the_gradient_is_scaled_by_what_stands_behind_the_loss() -> None:
 def test_a_small_example_by_hand() -> None:
     """Three tokens, one text of five, all trained: rows 0, 1, 2 at position 0; rows 0, 1 at position 1."""
     p = torch.tensor([[0.0, 0, 1], [0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2]])
-    q = torch.tensor(
-        [
-            # rows 0, 1, 2 (and two that are never judged)
-            [[0.4, 0.4, 0.2], [0.25, 0.5, 0.25], [0.5, 0.25, 0.25], [1 / 3] * 3, [1 / 3] * 3],
-            [[0.1, 0.8, 0.1], [0.5, 0.25, 0.25], [1 / 3] * 3, [1 / 3] * 3, [1 / 3] * 3],
-        ],
-        dtype=torch.float64,
-    )
-    q[0, 0] = torch.tensor([0.5, 0.25, 0.25])
+    never = [1 / 3] * 3  # what stands here is not judged
+    first, second = [0.5, 0.25, 0.25], [[0.1, 0.8, 0.1], [0.25, 0.25, 0.5]]
+    q = torch.tensor([[first, first, first, never, never], [*second, never, never, never]], dtype=torch.float64)
     batch = batch_from(p.double().clamp_min(1e-9).log()[None], torch.ones(1, 5, dtype=torch.bool))
     heads = Scripted(q.log()[:, None], 3, decay=0.5)
     report = heads.loss(batch, soft_ce)
-    # position 0: row i is judged by p[i + 1]; arg-maxes 0, 1, 2 against 0, 1, 0
-    # position 1: row i by p[i + 2]; row 0 has 1 and was alive, row 1 drafts 0 where 2 is right
+    # position 0: row i is judged by p[i + 1], whose arg-maxes are 0, 1, 2; all rows draft 0
+    # position 1: row i by p[i + 2]; both draft what is right, but row 1 was already lost
     assert report.counts.tolist() == [3, 2] and float(report.count) == 3
-    assert report.accepted.tolist() == [2, 1]
-    assert report.overlap.tolist() == pytest.approx(
-        [(0.5 + 0.25 + 0.2) + (0.2 + 0.5 + 0.1) + (0.1 + 0.1 + 0.25), (0.1 + 0.7 + 0.1) + (0.1 + 0.1 + 0.25)], abs=1e-6
-    )
-    log = torch.tensor([0.5, 0.25, 0.1, 0.8], dtype=torch.float64).log().tolist()
-    half, quarter, tenth, most = log
-    first = -(0.5 * half + 0.5 * quarter) - (0.7 * half + 0.3 * quarter) - (0.1 * half + 0.9 * quarter)
-    second = -(0.7 * most + 0.3 * tenth) - (0.1 * half + 0.9 * quarter)
-    assert report.terms["soft_ce"].tolist() == pytest.approx([first, second], abs=1e-6)
-    assert number(report.total) == pytest.approx(first + 0.5 * second, abs=1e-6)
+    assert report.accepted.tolist() == [1, 1]
+    overlaps = [(0.5 + 0.25 + 0.2) + (0.2 + 0.25 + 0.1) + (0.1 + 0.1 + 0.25), (0.1 + 0.7 + 0.1) + (0.1 + 0.1 + 0.5)]
+    assert report.overlap.tolist() == pytest.approx(overlaps, abs=1e-6)
+    half, quarter, tenth, most = (math.log(share) for share in (0.5, 0.25, 0.1, 0.8))
+    at_0 = -(0.5 * half + 0.5 * quarter) - (0.2 * half + 0.8 * quarter) - (0.1 * half + 0.9 * quarter)
+    at_1 = -(0.7 * most + 0.3 * tenth) - (0.8 * half + 0.2 * quarter)
+    assert report.terms["soft_ce"].tolist() == pytest.approx([at_0, at_1], abs=1e-6)
+    assert number(report.total) == pytest.approx(at_0 + 0.5 * at_1, abs=1e-6)
     assert heads.position_weights() == [1, 0.5]
 
 

@@ -14,6 +14,7 @@ from tests.tiny import FAMILIES, Family, tiny_model
 
 SLIDING: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 6}),
+    "mistral narrow": ("mistral", {"sliding_window": 2}),  # narrower than the tree is deep
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
     "gemma2": ("gemma2", {"sliding_window": 6}),
     "gemma3": ("gemma3", {"sliding_window": 6}),
@@ -82,7 +83,7 @@ def test_trees_under_sliding_windows(case: str, prompt: int, implementation: str
     if family == "gemma2":
         implementation = "eager"  # transformers offers it no other
     target = Target(tiny_model(family, attn_implementation=implementation, **settings))
-    assert "sliding_attention" in target.layer_types and target.sliding_window == 6
+    assert "sliding_attention" in target.layer_types and target.sliding_window == settings["sliding_window"]
     check_tree(target, prompt)
 
 
