@@ -57,7 +57,7 @@ def talk(number: int, seed: int) -> list[list[dict[str, str]]]:
 
 
 def run(
-    arguments: Sequence[str | Path], *, processes: int = 0, timeout: float = 120, environ: dict[str, str] | None = None
+    arguments: Sequence[str | Path], *, processes: int = 0, timeout: float = 240, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Launch the script: plainly, or as ``processes`` ranks under torchrun on gloo."""
     launcher = [sys.executable]
@@ -65,8 +65,22 @@ def run(
     if processes:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         settings["ACCELERATE_USE_CPU"] = "true"
-    words = [*launcher, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, env=settings, check=False)
+    return finished([*launcher, str(SCRIPT), *map(str, arguments)], timeout, settings)
+
+
+def finished(words: Sequence[str], timeout: float, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; at the limit it is asked to end, so that a launcher takes its workers with it."""
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        out, errors = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        started.terminate()
+        try:
+            started.communicate(timeout=40)
+        finally:
+            started.kill()
+        raise
+    return subprocess.CompletedProcess(words, started.returncode, out, errors)
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
