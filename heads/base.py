@@ -138,7 +138,7 @@ class DraftHeads(nn.Module, ABC):
         """Loss and acceptance over every trained position of a batch.
 
         The token drafted from state i at position j is ``i + 2 + j``, judged by the target's distribution at
-        ``i + 1 + j`` (drafters.md, "Training-time test"); a row counts where that token is one the target says.
+        ``i + 1 + j`` (EAGLE-3's training-time test); a row counts where that token is one the target says.
 
         Args:
             criterion: what is minimized.

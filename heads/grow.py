@@ -81,7 +81,7 @@ class Budget:
 
 @dataclass
 class Sampler:
-    """Draws drafted tokens. The very tensor that is drawn from is returned as q (lossless.md's second trap)."""
+    """Draws drafted tokens. The tensor drawn from is the very one returned as q: verification depends on it."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -52,7 +52,7 @@ class Medusa(DraftHeads):
     def __init__(self, config: HeadsConfig, target: Target) -> None:
         super().__init__(config, target)
         width, layers = config.hidden_size, config.options["layers"]
-        # one module a block: a repeated one would tie the layers' weights (drafters.md, §5)
+        # one module a block: a repeated one would tie the layers' weights
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(width) for _ in range(layers))) for _ in range(config.lookahead)
         )

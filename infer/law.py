@@ -122,7 +122,7 @@ class FromBest(RandomChooser):
 def residual_from_target(draft: Draft, at: At, chooser: Chooser) -> Verdict:
     """The negative control: the token rule, except that after a rejection it samples from p itself.
 
-    A real bug (lossless.md, case F1). The law of its output is min(p, q) + (1 − α)·p, which the test must refuse.
+    A bug that real projects had. The law of its output is min(p, q) + (1 − α)·p, which the test must refuse.
     """
     path: list[int] = []
     node = -1

@@ -1,7 +1,7 @@
 """Near-ties: telling a rounding flip from a wrong decoder.
 
 A pass over N rows and N passes over one row round differently, so in half precision the two best tokens may change
-places when they are all but equal (lossless.md's eighteenth trap). How close is close enough is not guessed: it is
+places when they are all but equal. How close is close enough is not guessed: it is
 the 99.9th percentile of how far the target's own logits move between the two kinds of pass, measured with
 transformers' cache and no decoder of ours.
 """

@@ -63,6 +63,8 @@ def measure(config: RunConfig, conversations: int, epochs: int, reporter: Report
     Raises:
         ValueError, OSError: as training does.
     """
+    if config.data.cache_folder:  # the disk that real caches are on
+        Path(config.data.cache_folder).mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="headstart-speed-", dir=config.data.cache_folder))
     try:
         quiet = replace(

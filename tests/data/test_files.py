@@ -1,4 +1,4 @@
-"""Files as people have them, and as they break (case A13)."""
+"""Files as people have them, and as they break."""
 
 from __future__ import annotations
 

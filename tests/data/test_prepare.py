@@ -56,7 +56,7 @@ def test_nothing_usable_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_refused_rows_do_not_stop_the_run(tmp_path: Path) -> None:
-    """Case A2: the row is reported with its number and the template's own words."""
+    """The row is reported with its number and the template's own words."""
     rows = [GOOD, {"system": "s", **GOOD}, {"messages": [{"role": "laguna_s", "content": "x"}]}]
     report = prepare([write_jsonl(tmp_path / "rows", rows)], toys.tokenizer(toys.STRICT), tmp_path / "out")
     assert report.dropped == {"refused by the template": 1, "unknown role": 1}

@@ -31,7 +31,7 @@ def render(template: str, messages: list[dict[str, str]], **options: Any) -> tup
 
 @pytest.mark.parametrize("template", [toys.NOGEN, toys.TAGGED, toys.PROMPTLESS])
 def test_mask_with_and_without_generation_marks(template: str) -> None:
-    """Case A4; and A5: a mask that covers prompts would have 14 ones here."""
+    """Literal ids and mask; a mask that covers prompts would have 14 ones here."""
     text, mask = render(template, FOUR)
     assert text == "[U]hi[E][A]ok[E][U]a[E][A]b[E]"
     assert mask == FIVE_OF_FOURTEEN

@@ -145,7 +145,7 @@ def test_settings_that_do_not_fit_the_weights_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("lost", ["unset", "zero", "unsorted", "beyond", "gone"])
 def test_a_lost_draft_vocabulary_is_refused(lost: str, tmp_path: Path) -> None:
-    """cases.md D9: without its map draft ids would be taken for target ids."""
+    """Without its map draft ids would be taken for target ids."""
     small_heads("eagle", small_target(), draft_vocab=3).save_pretrained(tmp_path)
     ids = {"unset": [-1, -1, -1], "zero": [0, 0, 0], "unsorted": [5, 2, 7], "beyond": [2, 5, 64]}.get(lost)
 
@@ -168,7 +168,7 @@ def test_a_draft_vocabulary_that_was_never_set_is_not_saved(tmp_path: Path) -> N
 
 
 def test_sharded_weights_are_not_saved_empty(tmp_path: Path) -> None:
-    """cases.md C3."""
+    """A sharded weight outside its gathering has no values: nothing is written."""
     made = small_heads("medusa", small_target())
     next(made.parameters()).data = torch.empty(0)
     with pytest.raises(HeadsFileError, match=r"blocks\.0\.0\.linear\.weight have no values in this process"):
@@ -176,7 +176,7 @@ def test_sharded_weights_are_not_saved_empty(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# the wrong target (cases.md D4)
+# the wrong target
 
 
 def test_heads_for_another_target_are_refused(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_every_weight_is_in_the_hash_of_all() -> None:
             parameter.copy_(parameter)
 
 
-# adapters (cases.md H6) and padded vocabularies (H4)
+# adapters and padded vocabularies
 
 
 def adapted(modules: list[str], seed: int = 0) -> PreTrainedModel:

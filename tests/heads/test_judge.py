@@ -112,7 +112,7 @@ def test_acceptance_over_a_draft_vocabulary_counts_what_it_lacks() -> None:
     p = torch.tensor([0.4, 0.0, 0.3, 0.0, 0.0, 0.2, 0.0, 0.1], dtype=torch.float64).clamp_min(1e-12)
     logits = p.log().expand(1, 3, 8).clone()
     logits[0, 1, 0] = p[0].log()
-    ids = torch.tensor([2, 5, 7])  # cases.md D9, F7
+    ids = torch.tensor([2, 5, 7])
     q = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log().expand(1, 1, 3, 3).clone()
     report = Scripted(q, 8, ids).loss(batch_from(logits, torch.ones(1, 3, dtype=torch.bool)), soft_ce)
     assert report.counts.tolist() == [1]

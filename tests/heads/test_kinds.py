@@ -54,7 +54,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize("layers", [2, 3, 4, 5, 6])
 def test_targets_too_shallow_for_the_default_taps_are_refused(layers: int) -> None:
-    """cases.md D8: [2, n/2, n - 3] would be negative or the same twice."""
+    """The taps 2, n/2 and n - 3 would be negative or the same twice."""
     target = Target(tiny_model("llama", layers=layers))
     with pytest.raises(
         ValueError, match=f"a target of {layers} layers has no three distinct taps .* name taps between"

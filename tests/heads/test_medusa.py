@@ -26,7 +26,7 @@ def fresh(target: Target, *, draft_vocab: int | None = None, **options: object) 
 
 @pytest.mark.parametrize(("layers", "parameters"), [(1, 72), (2, 144)])
 def test_each_layer_has_weights_of_its_own(layers: int, parameters: int) -> None:
-    """cases.md B7: one repeated module would have 72 parameters however many layers there are."""
+    """One repeated module would have 72 parameters however many layers there are."""
     target = Target(tiny_model("llama", hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4))
     made = fresh(target, layers=layers)
     assert len(made.blocks) == 3
@@ -79,7 +79,7 @@ def test_own_output_matrices_are_copies() -> None:
     ids=["chain", "tree", "static"],
 )
 def test_drafts_deeper_than_the_heads_are_refused(budget: Budget) -> None:
-    """cases.md D5: two heads and a tree three deep."""
+    """Two heads and a tree three deep."""
     target = small_target()
     made = small_heads("medusa", target, lookahead=2)
     ids = random_ids(6)

@@ -100,7 +100,7 @@ def stale_draft(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def last_drafted_row_missing(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """When all of a draft was accepted, its last token's row is not committed (lossless.md, trap 10)."""
+    """When all of a draft was accepted, its last token's row is not committed."""
     commit = EagleState.commit
 
     def short(self: EagleState, taps: Tensor, tokens: Tensor) -> None:

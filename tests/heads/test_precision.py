@@ -12,7 +12,7 @@ from tests.heads.small import batch_of, number, random_ids, small_heads, small_t
 
 
 def test_bfloat16_gradients_are_within_a_percent() -> None:
-    """cases.md B9: close to the target the gradient is a difference of nearly equal numbers."""
+    """Close to the target the gradient is a difference of nearly equal numbers."""
     vocab, rows = 32000, 4
     said = 3 * torch.randn(1, rows + 2, vocab)
     drafted = (said[:, 1:-1] + 0.05 * torch.randn(1, rows, vocab)).bfloat16()

@@ -96,7 +96,7 @@ def test_the_file_holds_the_heads_and_nothing_of_the_target(case: str, dtype: to
     tensors = load_file(tmp_path / WEIGHTS)
     assert tensors.keys() == made.state_dict().keys()
     assert all(tensors[name].dtype == dtype for name, _ in made.named_parameters())
-    # cases.md D3: five percent over the weights, and here a fixed header that is small beside real ones
+    # five percent over the weights, and here a fixed header that is small beside real ones
     payload = sum(value.numel() * value.element_size() for value in made.state_dict().values())
     header = 8 + int.from_bytes((tmp_path / WEIGHTS).read_bytes()[:8], "little")
     assert (tmp_path / WEIGHTS).stat().st_size == payload + header

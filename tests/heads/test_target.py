@@ -41,7 +41,7 @@ def test_logits_follow_from_the_hidden_state(target: Target) -> None:
     theirs = target.model(ids).logits
     assert relative(out.logits, theirs) == 0
     assert relative(target.project(out.hidden), theirs) <= 1e-12
-    # cases.md B10: the state that heads are trained on is the one after the final norm
+    # the state that heads are trained on is the one after the final norm
     assert torch.equal(target.project(out.hidden).argmax(-1), theirs.argmax(-1))
     rows = torch.tensor([1, 3, 60])
     assert relative(target.project_rows(out.hidden, rows), theirs[..., rows]) <= 1e-12
@@ -116,7 +116,7 @@ def test_attention_without_masks_and_layers_without_trees_are_refused() -> None:
         target.forward(random_ids(2), mask=mask)
 
 
-# soft-cap and scale (cases.md H5)
+# soft-cap and scale
 
 
 def scaled(config: Any, **settings: Any) -> PreTrainedModel:

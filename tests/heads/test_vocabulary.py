@@ -44,7 +44,7 @@ def test_maps_are_checked() -> None:
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
 def test_drafts_hold_target_ids(kind: str) -> None:
-    """cases.md D9: a vocabulary of three whose tokens are 2, 5 and 7."""
+    """A vocabulary of three whose tokens are 2, 5 and 7."""
     target = small_target()
     heads = small_heads(kind, target, draft_vocab=3)
     heads.set_draft_vocabulary(torch.tensor([2, 5, 7]))
@@ -61,7 +61,7 @@ def test_drafts_hold_target_ids(kind: str) -> None:
         draft = heads.propose(heads.start(taps, ids), budget, sampler)
         seen |= set(draft.tokens)
         assert draft.ids is not None and draft.ids.tolist() == [2, 5, 7]
-        if sampler:  # cases.md F7: what cannot be drafted has no q
+        if sampler:  # what cannot be drafted has no q
             full = draft.full_q(0, 64)
             assert full.nonzero()[:, 0].tolist() == [2, 5, 7] and float(full.sum()) == pytest.approx(1, abs=1e-6)
     assert seen == {2, 5, 7}

@@ -165,7 +165,7 @@ def test_a_processor_with_a_state_sees_each_emitted_token_once() -> None:
 
 @pytest.mark.parametrize("place", range(12))
 def test_every_token_in_turn_declared_the_end(place: int) -> None:
-    """G1, G4: an end of sequence inside a draft ends the text there."""
+    """An end of sequence inside a draft ends the text there."""
     model, text = model_of("llama"), answer("llama")
     end = text[PROMPT.shape[1] + place]
     for eos in (end, [end, 63]):
@@ -202,7 +202,7 @@ def test_no_tokens_is_refused_as_transformers_does() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_up_to_the_last_position_and_no_further(family: str) -> None:
-    """E6: drafts do not reach past the positions the target has; the text may fill them all."""
+    """Drafts do not reach past the positions the target has; the text may fill them all."""
     size: dict[str, Any] = {"n_positions" if family == "gpt2" else "max_position_embeddings": 64}
     model = tiny_model(family, **size)
     prompt = torch.arange(10)[None]
@@ -236,7 +236,7 @@ class Collect:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}])
 def test_left_padding(name: str, settings: dict[str, Any]) -> None:
-    """H2: padded on the left, as given by the mask or recognised by the pad token."""
+    """Padded on the left, as given by the mask or recognised by the pad token."""
     model = model_of(name)
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), PROMPT], 1)
     mask = (padded != 0).long()
@@ -251,7 +251,7 @@ def test_left_padding(name: str, settings: dict[str, Any]) -> None:
 
 
 def test_adapters_stay_on() -> None:
-    """H6: a LoRA target verifies with its adapter."""
+    """A LoRA target verifies with its adapter."""
     from peft import LoraConfig, get_peft_model
 
     base = tiny_model("llama")

@@ -162,7 +162,7 @@ def test_merged_trees_keep_the_law(seed: int) -> None:
 
 
 def test_a_reduced_draft_vocabulary_keeps_every_other_token() -> None:
-    """F7: tokens the draft cannot name keep their probability."""
+    """Tokens the draft cannot name keep their probability."""
     logits_after = table(8, 5)
     ids = torch.tensor([2, 5, 7])
     make = lambda chooser: Sampled(lambda prefix: (-logits_after(prefix)[ids]).softmax(-1), chooser, ids)  # noqa: E731
@@ -171,7 +171,7 @@ def test_a_reduced_draft_vocabulary_keeps_every_other_token() -> None:
     assert one_round(p, torch.tensor([0.6, 0.3, 0.1]), ids=ids) == pytest.approx(p.tolist(), abs=1e-12)
 
 
-# F1: one token, p and q of the case-book, with the wrong laws that known bugs give
+# One token, p and q opposed, with the wrong laws that known bugs give
 
 
 class Fixed:
@@ -279,7 +279,7 @@ def test_a_token_its_q_excludes_is_refused() -> None:
 
 
 def test_only_a_matching_prefix_counts() -> None:
-    """I1: matches 1, 0, 1, 0 along a chain of four are one accepted token."""
+    """Matches 1, 0, 1, 0 along a chain of four are one accepted token."""
 
     class Says:
         def best(self, node: int) -> int:

@@ -1,4 +1,4 @@
-"""Figures: the case-book's literal values, loops, pooling."""
+"""Figures: literal values, loops, pooling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stats_of(accepted: list[int], depth: int = 3) -> Stats:
 
 
 def test_the_case_book() -> None:
-    """I1: four rounds of three drafted tokens, 3, 1, 0 and 2 accepted."""
+    """Four rounds of three drafted tokens, 3, 1, 0 and 2 accepted."""
     stats = stats_of([3, 1, 0, 2])
     assert stats.rounds == 4
     assert (stats.proposed, stats.accepted) == (12, 6)

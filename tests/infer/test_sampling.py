@@ -197,7 +197,7 @@ def test_sampling_turns_greedy_in_the_limit(limit: dict[str, Any]) -> None:
     ],
 )
 def test_filters_hold_at_every_position(filters: dict[str, Any]) -> None:
-    """F5: nothing the filters exclude is ever emitted, drafted or not; every token lies in the baseline's support."""
+    """Nothing the filters exclude is ever emitted, drafted or not; every token lies in the baseline's support."""
     model = tiny_model("llama")
     with torch.no_grad():  # make 11 the top token wherever it is allowed
         model.lm_head.weight[11] = model.lm_head.weight[11] * 0.1

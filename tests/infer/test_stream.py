@@ -67,7 +67,7 @@ def test_pieces_of_any_tokens_add_up(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("text", ["é😀", "a é b 😀! 日本語", "🏳️‍🌈 ok", "\n \n"])
 def test_no_broken_characters_on_the_way(text: str) -> None:
-    """G5: bytes of one character come as several tokens; nothing is shown before it is whole."""
+    """Bytes of one character come as several tokens; nothing is shown before it is whole."""
     tokenizer = TOKENIZERS["bytes"]
     pieces = TextPieces(tokenizer)
     parts = [pieces.push([byte]) for byte in text.encode()]
@@ -162,7 +162,7 @@ def test_a_stream_may_be_left_early() -> None:
 
 
 def test_ids_the_tokenizer_does_not_know() -> None:
-    """H4: a vocabulary padded beyond the tokenizer's decodes to nothing there, and is counted."""
+    """A vocabulary padded beyond the tokenizer's decodes to nothing there, and is counted."""
     model, tokenizer = tiny_model("llama", vocab=300), TOKENIZERS["bytes"]
 
     def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def test_steps_are_of_like_length_and_size() -> None:
 
 
 def test_linear_schedule_counts_optimizer_steps() -> None:
-    """Eight rows, one a micro-batch, four a step, two epochs: four steps with the rates of the case-book (B4)."""
+    """Eight rows, one a micro-batch, four a step, two epochs: four steps with literal rates."""
     lengths = np.full(8, 10)
     steps = [step for epoch in range(2) for step in plan_epoch(lengths, 40, 8, 0, epoch)]
     assert [len(split_step(step, lengths, 10, 1)[0]) for step in steps] == [4, 4, 4, 4]

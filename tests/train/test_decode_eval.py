@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from heads import build, make_config
+from infer.drafters.heads import HeadsDrafter
 from infer.metrics import Round
 from tests.train.world import tiny_target
 from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
@@ -32,7 +33,7 @@ def decoded(tokens_per_round: float, rounds: int = 200, depth: int = 3, deviatio
 
 
 def test_counts_follow_the_convention_of_the_case_book() -> None:
-    """I1: four rounds, K = 3, accepted 3, 1, 0, 2: 2.5 tokens a round, by position .75, .5, .25."""
+    """Four rounds, K = 3, accepted 3, 1, 0, 2: 2.5 tokens a round, by position .75, .5, .25."""
     log = [Round(proposed=3, depth=3, accepted=a, emitted=a + 1) for a in (3, 1, 0, 2)]
     found = _summed(log, log[:2], 2, 3, Ranks())
     assert (found.rounds, found.tokens_per_round, found.acceptance) == (4, 2.5, [0.75, 0.5, 0.25])
@@ -77,9 +78,12 @@ def test_a_finished_process_steps_along_until_all_are_done() -> None:
     passes: list[int] = []
     heads = made()
     target, forward = heads.target, heads.target.forward
-    target.forward = lambda *a, **k: passes.append(1) or forward(*a, **k)
-    from infer.drafters.heads import HeadsDrafter
 
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        passes.append(1)
+        return forward(*arguments, **keywords)
+
+    target.forward = counted
     InStep(HeadsDrafter(heads), target, Others()).idle()
     assert len(passes) == 3
 
@@ -91,7 +95,7 @@ def test_random_heads_decode_as_training_says() -> None:
 
 
 def test_an_acceptance_that_decoding_does_not_show_is_warned_of() -> None:
-    """I2: training says 70%, decoding accepts nothing."""
+    """Training says 70%, decoding accepts nothing."""
     warning = disagreement(figures(0.7, 0.49, 0.343), decoded(1.02, deviation=0.1))
     assert warning is not None and "promises 2.53 tokens per round, but decoding gives 1.02" in warning
     # oracle heads that training thinks random

@@ -57,7 +57,7 @@ def test_passes_of_the_same_shape_give_the_same_bits(tmp_path: Path, monkeypatch
 
 
 def test_states_are_the_ones_the_target_reads() -> None:
-    """B10: the output matrix on the last state gives the target's own arg-max; taps are transformers' hidden states."""
+    """The output matrix on the last state gives the target's own arg-max; taps are transformers' hidden states."""
     target = tiny_target()
     made = conversations([20], prompt=1)
     batch = OnlineFeatures(target, made, TAPS, torch.float64).batch([0])

@@ -91,7 +91,7 @@ def test_cached_and_online_train_alike(world: Path, launch: Launch) -> None:
 
 
 def test_max_steps_are_exact_and_the_last_is_saved_once(world: Path, launch: Launch) -> None:
-    """B5: two steps where two are asked for; five with a save every four leave the fifth."""
+    """Two steps where two are asked for; five with a save every four leave the fifth."""
     launch("--train.max_steps", 2, "--train.epochs", 3, "--output.folder", world / "two")
     assert list(losses(world / "two")) == [1, 2]
     saved = []
@@ -124,7 +124,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int) -> None:
 def test_a_stopped_run_goes_on_as_if_it_had_not(
     world: Path, launch: Launch, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C2: six steps at once, and three, a signal, three: the same; the log has each step once."""
+    """Six steps at once, and three, a signal, three: the same; the log has each step once."""
     launch("--output.folder", world / "whole")
     with monkeypatch.context() as patch:
         signal_at(patch, 3, number)
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(world: Path, launch: Launch, mo
 
 
 def test_prepared_folders_and_relative_paths(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prepared folder with both splits serves both parts; the run folder is made where it is asked for (I6)."""
+    """A prepared folder with both splits serves both parts; the run folder is made where it is asked for."""
     from data.prepare import prepare
     from heads import Target as _Target
 

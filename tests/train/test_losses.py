@@ -39,7 +39,7 @@ def test_weights_are_in_the_terms_and_zero_leaves_one_out() -> None:
 
 
 def test_the_gradient_survives_bf16_logits_close_to_the_targets() -> None:
-    """The case-book's B9: vocabulary 32,000, draft almost equal to the target, both bf16: within 1% of float64."""
+    """Vocabulary 32,000, draft almost equal to the target, both bf16: within 1% of float64."""
     target = (3 * torch.randn(4, 32000)).bfloat16()
     half = (target.float() + 0.05 * torch.randn(4, 32000)).bfloat16()
     gradients = []

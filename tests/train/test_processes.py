@@ -31,7 +31,7 @@ def test_two_processes_are_one(world: Path, launch: Launch) -> None:
     tracked = ("--tracker.kind", "wandb", "--output.folder", world / "two")
     done = run(["--config", recipe, *DOUBLE, *tracked], processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(list((world / "two" / "wandb").glob("offline-run-*"))) == 1  # I7: one run, not one a process
+    assert len(list((world / "two" / "wandb").glob("offline-run-*"))) == 1  # one run, not one a process
     launch(*DOUBLE, "--output.folder", world / "one", "--data.cache_folder", world / "other-cache")
     one, two = log_of(world / "one"), log_of(world / "two")
     assert [line["step"] for line in two] == [line["step"] for line in one]

@@ -91,7 +91,7 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
 
 
 def test_extras_are_imported_only_when_used() -> None:
-    """A run without trackers needs none of them (I6: nor deepspeed)."""
+    """A run without trackers needs none of them (nor deepspeed)."""
     code = (
         "import sys\n"
         "for name in ('wandb', 'trackio', 'tensorboard', 'deepspeed'): sys.modules[name] = None\n"

@@ -1,0 +1,44 @@
+"""The comparison of cached and online training: real epochs both ways, and nothing left behind."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import commands
+from train.speed import Speed
+
+
+def test_ratios_are_of_sums() -> None:
+    found = Speed(tokens=100, online=[8.0, 8.0], cached=[1.0, 3.0], build=4.0).to_dict()
+    assert (found["online_tokens_per_second"], found["cached_tokens_per_second"]) == (12.5, 50.0)
+    assert (found["ratio"], found["ratio_with_build"]) == (4.0, 2.0)
+
+
+def verb(words: list[str]) -> tuple[dict[str, Any], str]:
+    """Run the verb as the command line would."""
+    registered: dict[str, Any] = {}
+    commands.register(lambda name, **parts: registered.update(parts, name=name))
+    assert registered["name"] == "train-speed" and registered["example"].startswith("headstart train-speed")
+    parser = argparse.ArgumentParser()
+    registered["configure"](parser)
+    return registered["run"](parser.parse_args(words))
+
+
+def test_the_verb_trains_both_ways(world: Path) -> None:
+    words = ["--config", str(world / "recipe.yaml"), "--conversations", "6", "--epochs", "2"]
+    report, text = verb([*words, "--set", "train.lr=1e-4"])
+    assert report["epochs"] == 2 and report["tokens_per_epoch"] > 0
+    assert min(report[key] for key in ("ratio", "ratio_with_build", "build_seconds")) > 0
+    assert "tokens/s" in text and "online" in text
+    assert not (world / "run").exists() and list((world / "cache").glob("*")) == []
+
+
+def test_wrong_numbers_and_settings(world: Path) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        verb(["--config", str(world / "recipe.yaml"), "--epochs", "0"])
+    with pytest.raises(ValueError, match=r"did you mean train\.lr\?"):
+        verb(["--config", str(world / "recipe.yaml"), "--set", "train.lrr=1"])
