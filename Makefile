@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a fresh clone and Python 3.11 to 3.13 are enough.
 #
 #   make quickstart   train heads for the embedded target, measure them, show a generated answer
-#   make heads-long   the longer recipe and its evaluation (about an hour on two cores)
+#   make heads-long   the longer recipe and its evaluation (its time is not measured yet)
 #   make test         all tests;  make lint: ruff and mypy;  make clean: the environment and caches, not runs/
 
 SHELL := /bin/bash
