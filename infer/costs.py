@@ -54,6 +54,10 @@ class Filler:
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """Nothing to keep."""
 
+    def fork(self) -> Filler:
+        """Another that proposes the same tokens from the start."""
+        return Filler(self.taps, self._vocab)
+
 
 def measure_costs(
     target: Target,

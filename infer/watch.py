@@ -95,6 +95,10 @@ class Watched:
         self.length += len(ids)
         self.inner.commit(taps, ids)
 
+    def fork(self) -> Watched:
+        """Watches another text, apart from this one."""
+        return Watched(self.inner.fork())
+
     def latest(self) -> Draft | None:
         """The draft being verified, None before the first."""
         return self.drafts[-1][1] if self.drafts else None

@@ -88,6 +88,10 @@ class InStep:
         """What a round emitted."""
         self.inner.commit(taps, ids)
 
+    def fork(self) -> InStep:
+        """For another text, in step with the same processes."""
+        return InStep(self.inner.fork(), self.target, self.ranks)
+
     def idle(self) -> None:
         """Step along, with results nobody reads, until no process has a round left."""
         root = torch.zeros(1, 1, dtype=torch.long, device=self.target.device)

@@ -30,7 +30,9 @@ class Drafter(Protocol):
 
     taps: tuple[int, ...]
     lookahead: int
-    module_seconds: float
+
+    @property
+    def module_seconds(self) -> float: ...
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
         """A new text: ids (1, n+1), the prompt and the first token; taps (1, n, taps·H) of the prompt's pass."""
@@ -42,6 +44,10 @@ class Drafter(Protocol):
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """What a round emitted: a accepted tokens and a last one; taps (1, a+1, taps·H) of the rows they follow."""
+        ...
+
+    def fork(self) -> Drafter:
+        """A drafter for another text at the same time: it may share weights with this one, never state."""
         ...
 
 
@@ -88,6 +94,6 @@ def make(draft: Any, heads: DraftHeads | None, target: Target) -> Drafter:
     if isinstance(draft, Drafter):
         return draft
     raise ValueError(
-        f"draft must be heads, a drafter (taps, lookahead, module_seconds, begin, propose, commit) or a spec string, "
-        f"not {type(draft).__name__}"
+        "draft must be heads, a drafter (taps, lookahead, module_seconds, begin, propose, commit, fork) "
+        f"or a spec string, not {type(draft).__name__}"
     )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from heads.base import DraftHeads
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
 from heads.target import Target
+from infer.drafters.timed import ModuleClock
 
 
 class HeadsDrafter:
@@ -28,49 +25,34 @@ class HeadsDrafter:
         self.heads = heads
         self.taps = tuple(heads.config.taps)
         self.lookahead = heads.config.lookahead
-        self.module_seconds = 0.0
+        self._clock = ModuleClock()
         self._state: Any = None
+
+    @property
+    def module_seconds(self) -> float:
+        """Time inside the heads' modules."""
+        return self._clock.seconds
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
         """Read the prompt's taps."""
-        with self._timed():
+        with self._clock.running():
             self._state = self.heads.start(self._cast(taps), ids)
 
     def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
         """Grow a draft from the committed text."""
-        with self._timed():
+        with self._clock.running():
             return self.heads.propose(self._state, budget, sampler)
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """Go on with the target's own taps for what was accepted."""
-        with self._timed():
+        with self._clock.running():
             taps = self._cast(taps)
             self.heads.advance(self._state, taps, torch.tensor([ids], device=taps.device))
+
+    def fork(self) -> HeadsDrafter:
+        """The same heads for another text."""
+        return HeadsDrafter(self.heads)
 
     def _cast(self, taps: Tensor | None) -> Tensor:
         assert taps is not None, "heads name at least one tap"
         return taps.to(next(self.heads.parameters()).dtype)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the time inside outermost module calls; nothing stays registered afterwards."""
-        depth, started = 0, 0.0
-
-        def enter(*_: Any) -> None:
-            nonlocal depth, started
-            if depth == 0:
-                started = time.perf_counter()
-            depth += 1
-
-        def leave(*_: Any) -> None:
-            nonlocal depth
-            depth -= 1
-            if depth == 0:
-                self.module_seconds += time.perf_counter() - started
-
-        hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()

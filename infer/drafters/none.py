@@ -25,3 +25,7 @@ class NoDrafter:
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """Nothing to remember."""
+
+    def fork(self) -> NoDrafter:
+        """It has no state: itself."""
+        return self

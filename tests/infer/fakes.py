@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -49,6 +50,11 @@ class FakeDrafter:
     def draft(self, budget: Budget, sampler: Sampler | None) -> Draft:
         raise NotImplementedError
 
+    def fork(self) -> Self:
+        other = copy.copy(self)
+        other.text, other.rounds = [], 0
+        return other
+
 
 class Oracle(FakeDrafter):
     """Knows the target's greedy text and drafts it as a chain."""
@@ -76,6 +82,12 @@ class RandomTree(Oracle):
         super().__init__(text)
         self.random = torch.Generator().manual_seed(seed)
         self.skill, self.vocab = skill, vocab
+
+    def fork(self) -> Self:
+        other = super().fork()
+        other.random = torch.Generator()
+        other.random.set_state(self.random.get_state())
+        return other
 
     def _int(self, bound: int) -> int:
         return int(torch.randint(bound, (1,), generator=self.random))

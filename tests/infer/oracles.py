@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -33,6 +36,12 @@ class Oracle:
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """Move on."""
         self.at += len(ids)
+
+    def fork(self) -> Self:
+        """For another text, of which it knows the same."""
+        other = copy.copy(self)
+        other.at = 0
+        return other
 
     def token(self, place: int) -> int:
         """What is proposed for a place of the text."""

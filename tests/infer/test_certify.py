@@ -44,6 +44,9 @@ class Opposed:
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         self.text = torch.cat([self.text, torch.tensor([ids])], 1)
 
+    def fork(self) -> Opposed:
+        return Opposed()
+
     def logits(self, more: Sequence[int]) -> Tensor:
         ids = torch.cat([self.text, torch.tensor([list(more)], dtype=torch.long)], 1)
         best = self.target.model(ids).logits[0, -1].topk(8)
