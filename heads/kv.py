@@ -56,7 +56,7 @@ class KVStore:
             the entries past its own length are leftovers, which the caller masks.
         """
         n = k.shape[2]
-        self._reserve(self.length + n)
+        self.reserve(self.length + n)
         start = self.lengths[0]
         if all(length == start for length in self.lengths):
             self.keys[:, :, start : start + n] = k
@@ -99,7 +99,8 @@ class KVStore:
         self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
         self.lengths = [self.lengths[row] for row in rows]
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
+        """Make room for ``length`` entries a row, doubling."""
         capacity = self.keys.shape[2]
         if length <= capacity:
             return
@@ -110,3 +111,40 @@ class KVStore:
             new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
+
+
+class RowView:
+    """One row of a store, as batch 1, for a drafter that goes on from the target's own keys and values.
+
+    What is appended stands in the store itself, behind the row's entries, and is forgotten by :meth:`crop`.
+
+    Args:
+        store: may grow or be reordered meanwhile; set ``index`` to where the row went.
+        index: of the row.
+    """
+
+    def __init__(self, store: KVStore, index: int) -> None:
+        self.store, self.index = store, index
+
+    @property
+    def length(self) -> int:
+        """Entries of the row."""
+        return self.store.lengths[self.index]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k, v (1, kv_heads, n, head_dim) behind the row; views (1, kv_heads, length, head_dim) of all of it."""
+        end = self.length + k.shape[2]
+        self.store.reserve(end)
+        self.store.keys[self.index, :, self.length : end] = k[0]
+        self.store.values[self.index, :, self.length : end] = v[0]
+        self.store.lengths[self.index] = end
+        return self.view()
+
+    def view(self) -> tuple[Tensor, Tensor]:
+        """The row's entries, as :meth:`append` returns them."""
+        at, length = self.index, self.length
+        return self.store.keys[at : at + 1, :, :length], self.store.values[at : at + 1, :, :length]
+
+    def crop(self, length: int) -> None:
+        """Forget what stands at and behind ``length``."""
+        self.store.lengths[self.index] = min(length, self.length)

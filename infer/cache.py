@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from heads.kv import KVStore
+from heads.kv import KVStore, RowView
 from heads.target import Target
 
 # what generate itself would use for a layer → whether that layer has a sliding window
@@ -22,7 +22,7 @@ SUPPORTED: dict[type, bool] = {DynamicLayer: False, DynamicSlidingWindowLayer: T
 
 
 class ForgettingLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, (1, kv_heads, length, head_dim), all of them kept until forgotten."""
+    """Keys and values of one attention layer, (B, kv_heads, length, head_dim), all of them kept until forgotten."""
 
     is_croppable = True
 
@@ -64,10 +64,11 @@ class ForgettingLayer(CacheLayerMixin):
 
 
 class ForgettingCache(Cache):
-    """A cache for ``target`` at batch 1 whose rejected rows can be taken back.
+    """A cache for ``target`` whose rejected rows can be taken back; each text of a batch has its own length.
 
     Args:
         target: whose layers' kinds decide what is kept.
+        batch: texts.
         capacity: entries allocated at first in each layer.
 
     Raises:
@@ -75,7 +76,7 @@ class ForgettingCache(Cache):
             message names its type.
     """
 
-    def __init__(self, target: Target, capacity: int = 256) -> None:
+    def __init__(self, target: Target, batch: int = 1, *, capacity: int = 256) -> None:
         kinds = [type(layer) for layer in DynamicCache(config=target.model.config).layers]
         for index, kind in enumerate(kinds):
             if kind not in SUPPORTED:
@@ -85,15 +86,70 @@ class ForgettingCache(Cache):
                     "cannot be rolled back after a rejected draft, so this target is not supported"
                 )
         self.forgetting = [ForgettingLayer(SUPPORTED[kind], capacity) for kind in kinds]
+        self._batch = batch
+        self._rows: list[CacheRow] = []
         super().__init__(layers=list(self.forgetting))
 
     @property
     def length(self) -> int:
-        """Positions stored."""
+        """Positions stored for the longest text."""
         return self.get_seq_length()
 
-    def keep(self, base: int, path: Sequence[int]) -> None:
-        """Keep the first ``base`` positions and then, closed up, those at ``base + offset`` for each of ``path``."""
+    @property
+    def lengths(self) -> list[int]:
+        """Positions stored for each text."""
+        store = self.forgetting[0].store
+        return [0] * self._batch if store is None else list(store.lengths)
+
+    def keep(self, bases: int | Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep each text's first ``base`` positions and then, closed up, those at ``base + offset`` for its path."""
         for layer in self.forgetting:
             if layer.store is not None:
-                layer.store.keep(base, [path])
+                layer.store.keep(bases, paths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these texts only, in this order; views of the others (:meth:`row`) may not be used again."""
+        for layer in self.forgetting:
+            if layer.store is not None:
+                layer.store.select(rows)
+        self._batch = len(rows)
+        place = {old: new for new, old in enumerate(rows)}
+        self._rows = [row for row in self._rows if row.index in place]
+        for row in self._rows:
+            row.index = place[row.index]
+
+    def row(self, index: int) -> CacheRow:
+        """The text at ``index``, followed wherever :meth:`select` moves it."""
+        self._rows.append(CacheRow(self, index))
+        return self._rows[-1]
+
+
+class CacheRow:
+    """One text's part of the cache, for drafters that draft with the target's own layers.
+
+    Drafted entries may be appended behind the committed ones and must be cropped away before the target's next pass.
+    """
+
+    def __init__(self, cache: ForgettingCache, index: int) -> None:
+        self._cache, self.index = cache, index
+
+    @property
+    def length(self) -> int:
+        """Positions stored of the text in the layer with fewest."""
+        return min(self.layer(at).length for at in range(len(self._cache.forgetting)))
+
+    def layer(self, at: int) -> RowView:
+        """Keys and values of layer ``at``; there are none before the target's first pass.
+
+        Raises:
+            ValueError: before that pass.
+        """
+        store = self._cache.forgetting[at].store
+        if store is None:
+            raise ValueError("the target has not read the prompt yet: its cache is empty")
+        return RowView(store, self.index)
+
+    def crop(self, length: int) -> None:
+        """Forget in every layer what stands at and behind ``length``."""
+        for at in range(len(self._cache.forgetting)):
+            self.layer(at).crop(length)

@@ -110,7 +110,7 @@ class Decoding:
 
             path, emitted, done = self._verify(draft, out)
             kept = [0, *(1 + node for node in path)]
-            self.cache.keep(base, kept)
+            self.cache.keep(base, [kept])
             taps = None if out.taps is None else out.taps[:, kept]
             self.stats.log.append(
                 Round(

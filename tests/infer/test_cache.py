@@ -84,7 +84,7 @@ def test_state_after_keep_is_that_of_a_plain_prefill(family: str, case: tuple[Dr
     plain, expected = prefilled(target, after(draft, node))
     scale = float(expected.abs().max())
     assert float((logits[[0, *(1 + i for i in path)]] - expected[base:]).abs().max()) <= BOUND * scale
-    cache.keep(base, [0, *(1 + i for i in path)])
+    cache.keep(base, [[0, *(1 + i for i in path)]])
     assert difference(cache, plain) <= BOUND
 
     # and the next pass goes on from there
@@ -107,7 +107,7 @@ def test_planted_bugs_exceed_the_bound_a_thousandfold(family: str, bug: str) -> 
     base = cache.length
     run_pass(target, cache, TREE, shift=int(bug == "position"), blind=bug == "mask")
     kept = {"order": [0, *(1 + i for i in reversed(path))], "leftover": list(range(len(path) + 1))}
-    cache.keep(base, kept.get(bug, [0, *(1 + i for i in path)]))
+    cache.keep(base, [kept.get(bug, [0, *(1 + i for i in path)])])
     plain, _ = prefilled(target, after(TREE, 3))
     root, place = torch.tensor([[2]]), torch.tensor([[cache.length]])
     ours, theirs = (target.forward(root, cache=c, positions=place).logits for c in (cache, plain))
