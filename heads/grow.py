@@ -78,6 +78,14 @@ class Budget:
         rows = min(self.rows, depth + 1) if self.width == 1 else self.rows
         return Budget(rows, depth, self.width)
 
+    def fit(self, rows: int) -> Budget:
+        """The same budget with at most ``rows`` rows of the pass."""
+        if rows >= self.rows:
+            return self
+        if self.shape is not None:
+            return Budget.static(self.shape[: rows - 1])
+        return Budget(rows, min(self.depth, rows - 1), self.width)
+
 
 @dataclass
 class Sampler:

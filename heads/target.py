@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from heads import compat, embedded
 from heads.identity import TargetIdentity, TargetMismatch, config_fields, hash_all, sample_hash
+
+if TYPE_CHECKING:
+    from heads.partial import Partial
 
 # configuration field → how it turns the output matrix's product into logits
 LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -72,12 +75,12 @@ class Target:
         cls,
         name: str,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | Literal["auto"] = torch.bfloat16,
         device: torch.device | str = "cpu",
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> Target:
-        """Load a target by the embedded one's name, a folder, or a Hub id."""
+        """Load a target by the embedded one's name, a folder, or a Hub id; dtype "auto" is the one it is stored in."""
         model: Any = AutoModelForCausalLM.from_pretrained(
             embedded.resolve(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -154,7 +157,8 @@ class Target:
         positions: Tensor | None = None,
         taps: Sequence[int] = (),
         hidden: bool = False,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
+        starts: Sequence[int] | None = None,
     ) -> TargetOutput:
         """One pass of the model.
 
@@ -167,7 +171,9 @@ class Target:
             taps: indices of hidden states as transformers counts them: 0 the embedding, i the output of the
                 i-th layer, ``num_layers`` the last one after the final norm.
             hidden: also return the post-norm last hidden state.
-            logits_to_keep: logits of the last rows only; 0 for all.
+            logits_to_keep: logits of the last rows only, or of the rows of a 1-D tensor; 0 for all.
+            starts: for each text, the column of a 4-D mask where its new rows begin; kv - q by default. Columns
+                behind a text's own rows are to be masked.
         """
         kwargs: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
         if cache is not None:
@@ -176,21 +182,31 @@ class Target:
             q, kv = mask.shape[-2:]  # some models would count positions off a 2-D mask
             positions = torch.arange(kv - q, kv, device=ids.device).expand(ids.shape[0], -1)
         if mask is not None:
-            kwargs["attention_mask"] = self._attention_mask(mask, positions) if mask.dim() == 4 else mask
+            kwargs["attention_mask"] = self._attention_mask(mask, positions, starts) if mask.dim() == 4 else mask
         if positions is not None and compat.takes(self._plain, "position_ids"):
             kwargs["position_ids"] = positions
         wanted = [*taps, self.num_layers] if hidden else list(taps)
         if wanted:
             kwargs["output_hidden_states"] = compat.hidden_states_argument(wanted)
-        if logits_to_keep and compat.takes(self._plain, "logits_to_keep"):
+        some = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0
+        if some and compat.takes(self._plain, "logits_to_keep"):
             kwargs["logits_to_keep"] = logits_to_keep
+            some = False
         out = self.model(**kwargs)
-        states = out.hidden_states
+        states, logits = out.hidden_states, out.logits
+        if some:  # the model gave all rows
+            logits = logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits[:, -logits_to_keep:]
         return TargetOutput(
-            logits=out.logits[:, -logits_to_keep:] if logits_to_keep else out.logits,
+            logits=logits,
             taps=torch.cat([states[i] for i in taps], -1) if taps else None,
             hidden=states[self.num_layers] if hidden else None,
         )
+
+    def partial(self, layers: Sequence[int]) -> Partial:
+        """A pass through some of the model's own layers; see :class:`heads.partial.Partial`."""
+        from heads.partial import Partial
+
+        return Partial(self, layers)
 
     @cached_property
     def _plain(self) -> Any:
@@ -198,7 +214,7 @@ class Target:
         unwrap = getattr(self.model, "get_base_model", None)
         return type(unwrap() if unwrap else self.model)
 
-    def _attention_mask(self, mask: Tensor, positions: Tensor | None) -> Any:
+    def _attention_mask(self, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Any:
         """The mask in the form the model's attention takes, by layer type where the types differ."""
         kinds = set(self.layer_types)
         unknown = kinds - {"full_attention", "sliding_attention"}
@@ -210,16 +226,18 @@ class Target:
         if "full_attention" in kinds:
             masks["full_attention"] = self._as_attention(mask)
         if "sliding_attention" in kinds:
-            masks["sliding_attention"] = self._as_attention(mask & self._window(mask, positions))
+            masks["sliding_attention"] = self._as_attention(mask & self._window(mask, positions, starts))
         return masks if len(kinds) > 1 else masks[kinds.pop()]
 
-    def _window(self, mask: Tensor, positions: Tensor | None) -> Tensor:
+    def _window(self, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Tensor:
         """Bool (B, 1, q, kv): keys within the sliding window, by position (rows of a tree share positions)."""
-        q, kv = mask.shape[-2:]
-        before = torch.arange(kv - q, device=mask.device)
-        own = torch.arange(kv - q, kv, device=mask.device) if positions is None else positions[0]
-        keys = torch.cat([before, own])
-        return (own[:, None] - keys[None, :] < (self.sliding_window or kv))[None, None]
+        texts, _, q, kv = mask.shape
+        keys = torch.arange(kv, device=mask.device).repeat(texts, 1)
+        own = keys[:, kv - q :] if positions is None else positions.expand(texts, -1)
+        for text in range(texts):
+            start = kv - q if starts is None else starts[text]
+            keys[text, start : start + q] = own[text]
+        return (own[:, :, None] - keys[:, None, :] < (self.sliding_window or kv))[:, None]
 
     def _as_attention(self, mask: Tensor) -> Tensor:
         if self.config._attn_implementation == "sdpa":

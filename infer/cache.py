@@ -101,6 +101,10 @@ class ForgettingCache(Cache):
         store = self.forgetting[0].store
         return [0] * self._batch if store is None else list(store.lengths)
 
+    def columns(self, rows: int) -> int:
+        """Keys that a pass over ``rows`` new rows attends over: the width of its mask."""
+        return self.length + rows
+
     def keep(self, bases: int | Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Keep each text's first ``base`` positions and then, closed up, those at ``base + offset`` for its path."""
         for layer in self.forgetting:

@@ -1,0 +1,188 @@
+"""The decoding loop: draft → verify in one target pass → commit, until every text has ended.
+
+prefill the prompts, emit each one's next token                                (the root)
+repeat
+    tell each drafter what was committed; let it propose a draft
+    one target pass over [root, nodes…] of all texts; a row sees its text and its own ancestors, at position parent + 1
+    the rule walks down each draft: accepted tokens, then one token of the target's own
+    keep the keys and values of root and accepted nodes, forget the rest
+    emit up to the first stop; texts that ended leave
+
+Texts need not be equally long nor accept equally many tokens: each has its own length in the cache, prompts are
+padded on the right while they are read, and shorter drafts are padded while they are verified. What is padding is
+masked, and forgotten after the pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from heads.draft import Draft
+from heads.target import TargetOutput
+from infer.cache import ForgettingCache
+from infer.metrics import Round
+
+if TYPE_CHECKING:
+    from infer.decode import Decoding
+
+
+class Rounds:
+    """Decodes texts of one target together.
+
+    Args:
+        texts: on the same target, their drafters reading the same taps.
+        cache: the target's; a new one by default.
+        fixed_rows: every pass after the prefill has exactly so many rows a text.
+
+    Raises:
+        ValueError: no text, or drafters that read different taps.
+    """
+
+    def __init__(self, texts: Sequence[Decoding], *, cache: Any = None, fixed_rows: int | None = None) -> None:
+        if not texts:
+            raise ValueError("there is no text to decode")
+        self.texts, self.alive = list(texts), list(range(len(texts)))
+        self.target, self.fixed_rows = texts[0].target, fixed_rows
+        self.taps = tuple(texts[0].drafter.taps)
+        if any(tuple(text.drafter.taps) != self.taps for text in texts):
+            raise ValueError("texts decoded together need drafters that read the same taps")
+        self.cache = ForgettingCache(self.target, len(texts)) if cache is None else cache
+
+    @torch.inference_mode()
+    def run(self) -> Iterator[list[list[int]]]:
+        """Decode; yields what each text emitted in the prefill and then in each round, [] for one that had ended.
+
+        Raises:
+            PositionLimit: the target has no position for the next token of a text (what was yielded stands).
+        """
+        yield self._prefill()
+        self._leave()
+        for at, text in enumerate(self.living):
+            if getattr(text.drafter, "shares_cache", False):
+                text.drafter.share(self.cache.row(at))  # type: ignore[attr-defined]
+        while self.alive:
+            yield self._round()
+            self._leave()
+
+    @property
+    def living(self) -> list[Decoding]:
+        """The texts that have not ended, in the cache's order."""
+        return [self.texts[at] for at in self.alive]
+
+    def _prefill(self) -> list[list[int]]:
+        started = time.perf_counter()
+        for text in self.texts:
+            text.positions_left()
+        lengths = [text.ids.shape[1] for text in self.texts]
+        ids = self.texts[0].ids.new_zeros(len(lengths), max(lengths))
+        for at, text in enumerate(self.texts):
+            ids[at, : lengths[at]] = text.ids
+        ends = sorted({length - 1 for length in lengths})
+        # causality hides the padding on the right from all that stays
+        out = self._forward(ids, torch.arange(max(lengths))[None].expand(len(lengths), -1), keep=ends)
+        if len(ends) > 1:
+            self.cache.keep(lengths, [[] for _ in lengths])
+        emitted = []
+        for at, text in enumerate(self.texts):
+            end = ends.index(lengths[at] - 1)
+            taps = None if out.taps is None else out.taps[at : at + 1, : lengths[at]]
+            emitted.append(text.read(out.logits[at, end : end + 1], taps))
+        seconds = (time.perf_counter() - started) / len(self.texts)
+        for text in self.texts:
+            text.stats.prefill_seconds = seconds
+        return emitted
+
+    def _round(self) -> list[list[int]]:
+        started = time.perf_counter()
+        texts, share = self.living, 1 / len(self.alive)
+        drafts, modules, drafting = [], [], []
+        for text in texts:
+            before, inside = time.perf_counter(), text.drafter.module_seconds
+            drafts.append(text.propose(len(texts)))
+            modules.append(text.drafter.module_seconds - inside)
+            drafting.append(time.perf_counter() - before)
+        drafted = time.perf_counter()
+        bases = self.cache.lengths
+        out = self._verification(texts, drafts, bases)
+        passed = time.perf_counter()
+
+        emitted: list[list[int]] = [[] for _ in self.texts]
+        paths = []
+        for at, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            rows = 1 + len(draft)
+            taps = None if out.taps is None else out.taps[at : at + 1, :rows]
+            path, emitted[self.alive[at]] = text.settle(draft, out.logits[at, :rows], taps)
+            paths.append(path)
+        self.cache.keep(bases, [[0, *(1 + node for node in path)] for path in paths])
+        seconds = time.perf_counter() - started
+        for at, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            new = len(emitted[self.alive[at]])
+            done = Round(
+                proposed=len(draft),
+                depth=max(draft.depths, default=0),
+                accepted=min(len(paths[at]), new),
+                emitted=new,
+                seconds=seconds * share,
+                target_seconds=(passed - drafted) * share,
+                draft_seconds=modules[at],
+                draft_total_seconds=drafting[at],
+            )
+            text.record(draft, paths[at], done)
+        return emitted
+
+    def _verification(self, texts: list[Decoding], drafts: list[Draft], bases: list[int]) -> TargetOutput:
+        """One pass over root and nodes of every text; rows behind a text's own are filler that nothing sees."""
+        n = self.fixed_rows or 1 + max(map(len, drafts))
+        ids = torch.tensor(
+            [[t.tokens.last, *d.tokens, *[t.tokens.last] * (n - 1 - len(d))] for t, d in _zip(texts, drafts)]
+        )
+        depths = torch.tensor([[0, *d.depths, *[0] * (n - 1 - len(d))] for d in drafts])
+        positions = torch.tensor(bases)[:, None] + depths
+        if n == 1 and len(set(bases)) == 1:
+            return self._forward(ids, positions)
+        mask = torch.zeros(len(texts), 1, n, self.cache.columns(n), dtype=torch.bool)
+        for at, (base, draft) in enumerate(zip(bases, drafts, strict=True)):
+            own = mask[at, 0, :, base : base + n]
+            own.fill_diagonal_(True)
+            own[: 1 + len(draft), : 1 + len(draft)] = draft.visibility()
+            mask[at, 0, :, :base] = True
+        return self._forward(ids, positions, mask, starts=bases)
+
+    def _forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        *,
+        starts: list[int] | None = None,
+        keep: list[int] | None = None,
+    ) -> TargetOutput:
+        device = self.target.device
+        out = self.target.forward(
+            ids.to(device),
+            cache=self.cache,
+            mask=None if mask is None else mask.to(device),
+            positions=positions.to(device),
+            starts=starts,
+            taps=self.taps,
+            logits_to_keep=0 if keep is None else (1 if len(keep) == 1 else torch.tensor(keep, device=device)),
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the next step waits for it anyway; here the clock sees it too
+        return out
+
+    def _leave(self) -> None:
+        """Texts that ended free their place in the cache."""
+        stay = [at for at, text in enumerate(self.living) if not text.done]
+        if len(stay) < len(self.alive) and stay:
+            self.cache.select(stay)
+        self.alive = [self.alive[at] for at in stay]
+
+
+def _zip(texts: list[Decoding], drafts: list[Draft]) -> Iterator[tuple[Decoding, Draft]]:
+    return zip(texts, drafts, strict=True)
