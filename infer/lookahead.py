@@ -1,17 +1,18 @@
 """How far to draft: the measured cost of a round times the measured acceptance, plain decoding when that is faster.
 
-A round of N rows and a draft of depth K costs ``t(N) + d(K)`` seconds and yields the expected number of tokens:
-``1 + Σ P(the first i drafts hold)`` for a chain and ``1 + Σ P(the node's path is the target's)`` for a tree.
-Everything here is arithmetic on two measured tables; :mod:`infer.costs` fills the first with the clock and
-:mod:`infer.evaluate` the second by decoding.
+A round of B texts, each with N rows and a draft of depth K, costs ``t_B(N) + B·d(K)`` seconds and yields for each text
+the expected number of tokens: ``1 + Σ P(the first i drafts hold)`` for a chain and ``1 + Σ P(the node's path is the
+target's)`` for a tree. Everything here is arithmetic on two measured tables; :mod:`infer.costs` fills the first with
+the clock and :mod:`infer.evaluate` the second by decoding. :mod:`infer.control` chooses anew in each round.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from heads.grow import Budget
@@ -27,11 +28,12 @@ class CostTable:
     """What one machine pays, in seconds, for one target and one drafter.
 
     Attributes:
-        rows: rows of a target pass -> seconds (N = 1 is plain decoding).
-        drafts: (depth, width) -> seconds of one draft, the drafter's update after the round included.
+        rows: rows of a target pass over one text -> seconds (N = 1 is plain decoding).
+        drafts: (depth, width) -> seconds of one text's draft, the drafter's update after the round included.
         context: tokens in the cache while the passes were timed.
-        overhead: seconds a round spends outside the target and the drafter.
+        overhead: seconds a round spends on each text outside the target and the drafter.
         settings: where the figures hold (device, dtype, threads), for people and for a refusal to reuse them elsewhere.
+        batches: texts in a pass -> rows of each -> seconds, for batches of 2 and more that were measured.
     """
 
     rows: Mapping[int, float]
@@ -39,24 +41,49 @@ class CostTable:
     context: int
     overhead: float = 0.0
     settings: Mapping[str, str | int] = field(default_factory=dict)
+    batches: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    _known: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def target(self, rows: int) -> float:
-        """Seconds of a pass over ``rows`` rows, on the straight line between the measured counts."""
-        return _on_line(self.rows, rows)
+    def target(self, rows: int, batch: int = 1) -> float:
+        """Seconds of a pass over ``batch`` texts with ``rows`` rows each, on straight lines between what was measured.
+
+        Without a measured batch it is taken for the pass over ``batch · rows`` rows of one text, or for ``batch`` passes
+        where those are cheaper; beyond the largest measured one it grows at most in proportion.
+        """
+        key = (rows, batch)
+        if key not in self._known:
+            self._known[key] = self._target(rows, batch)
+        return self._known[key]
+
+    def _target(self, rows: int, batch: int) -> float:
+        one = _on_line(self.rows, rows)
+        if batch == 1:
+            return one
+        if not self.batches:
+            return min(_on_line(self.rows, batch * rows), batch * one)
+        by_batch = {1: one} | {size: _on_line(table, rows) for size, table in self.batches.items()}
+        largest = max(by_batch)
+        seconds = _on_line(by_batch, batch)
+        most = by_batch[largest]
+        return seconds if batch <= largest else min(max(seconds, most), most * batch / largest)
 
     def draft(self, depth: int, width: int) -> float:
-        """Seconds of a draft ``depth`` deep and ``width`` wide; no draft costs nothing."""
-        if depth == 0:
+        """Seconds of a draft ``depth`` deep and ``width`` wide; no draft costs nothing, nor does a drafter never timed."""
+        if depth == 0 or not self.drafts:
             return 0.0
-        by_width = {
-            w: _on_line({d: s for (d, at), s in self.drafts.items() if at == w}, depth)
-            for w in {w for _, w in self.drafts}
-        }
-        return _on_line(by_width, width)
+        key = (-depth, width)
+        if key not in self._known:
+            by_width = {
+                w: _on_line({d: s for (d, at), s in self.drafts.items() if at == w}, depth)
+                for w in {w for _, w in self.drafts}
+            }
+            self._known[key] = max(_on_line(by_width, width), 0.0)
+        return self._known[key]
 
-    def round(self, budget: Budget) -> float:
-        """Seconds of one round under ``budget``: target, draft and the loop's own work."""
-        return self.target(budget.rows) + self.draft(budget.depth, budget.width) + self.overhead
+    def round(self, budget: Budget, batch: int = 1) -> float:
+        """Seconds of one round of ``batch`` texts under ``budget``: target, drafts and the loop's own work."""
+        drafts = self.draft(budget.depth, budget.width) + self.overhead
+        return self.target(budget.rows, batch) + batch * drafts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_dict` reads them back."""
@@ -66,6 +93,7 @@ class CostTable:
             "context": self.context,
             "overhead": self.overhead,
             "settings": dict(self.settings),
+            "batches": {str(b): {str(k): v for k, v in table.items()} for b, table in self.batches.items()},
         }
 
     @classmethod
@@ -82,6 +110,7 @@ class CostTable:
                 context=int(values["context"]),
                 overhead=float(values["overhead"]),
                 settings=dict(values["settings"]),
+                batches={int(b): {int(k): float(v) for k, v in t.items()} for b, t in values["batches"].items()},
             )
         except KeyError as missing:
             raise ValueError(f"this is no cost table: field {missing} is missing; measure it again") from None
@@ -126,6 +155,12 @@ def static_tree(ranks: Sequence[Sequence[float]], rows: int) -> Shape:
     Returns:
         Rank paths, parents before children: ``((0,), (1,), (0, 0))`` is two children of the root, the first with one.
     """
+    shape = (path for path, _ in islice(likeliest(ranks), max(rows - 1, 0)))
+    return tuple(sorted(shape, key=lambda path: (len(path), path)))
+
+
+def likeliest(ranks: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Rank paths and their probabilities, most probable first, parents before children; those of 0 never come."""
     heap: list[tuple[float, tuple[int, ...]]] = []
 
     def offer_children(path: tuple[int, ...], chance: float) -> None:
@@ -134,12 +169,10 @@ def static_tree(ranks: Sequence[Sequence[float]], rows: int) -> Shape:
                 heapq.heappush(heap, (-chance * held, (*path, rank)))
 
     offer_children((), 1.0)
-    shape: list[tuple[int, ...]] = []
-    while heap and len(shape) < rows - 1:
+    while heap:
         chance, path = heapq.heappop(heap)
-        shape.append(path)
+        yield path, -chance
         offer_children(path, -chance)
-    return tuple(sorted(shape, key=lambda path: (len(path), path)))
 
 
 def expected_tokens(shape: Shape, ranks: Sequence[Sequence[float]]) -> float:

@@ -14,8 +14,14 @@ from heads.target import Target
 from infer.drafters.timed import ModuleClock
 
 
+PENDING = 64  # committed rows that may wait, so that their taps stay small
+
+
 class HeadsDrafter:
     """Drafts with heads; their state follows the committed text.
+
+    What is committed waits until the next draft is asked for and is then read in one pass: rounds of plain decoding,
+    which look-ahead control may choose, do not pay for heads that they do not use.
 
     Args:
         heads: on the target that decodes (``drafters.make`` checks that it is).
@@ -27,6 +33,7 @@ class HeadsDrafter:
         self.lookahead = heads.config.lookahead
         self._clock = ModuleClock()
         self._state: Any = None
+        self._pending: list[tuple[Tensor, list[int]]] = []
 
     @property
     def module_seconds(self) -> float:
@@ -35,18 +42,30 @@ class HeadsDrafter:
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
         """Read the prompt's taps."""
+        self._pending = []
         with self._clock.running():
             self._state = self.heads.start(self._cast(taps), ids)
 
     def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
         """Grow a draft from the committed text."""
+        self._advance()
         with self._clock.running():
             return self.heads.propose(self._state, budget, sampler)
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
-        """Go on with the target's own taps for what was accepted."""
+        """Remember the target's own taps for what was accepted."""
+        self._pending.append((self._cast(taps), ids))
+        if sum(len(ids) for _, ids in self._pending) >= PENDING:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Go on with what was committed since the last draft."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        taps = torch.cat([taps for taps, _ in pending], 1)
+        ids = [token for _, ids in pending for token in ids]
         with self._clock.running():
-            taps = self._cast(taps)
             self.heads.advance(self._state, taps, torch.tensor([ids], device=taps.device))
 
     def fork(self) -> HeadsDrafter:
