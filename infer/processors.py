@@ -4,7 +4,8 @@ transformers' private builders are called here and nowhere else, so that default
 user's own processors are the library's, not a second version of them. A processor that looks at nothing but the
 scores is applied to all rows of a pass at once. Any other sees, row by row, the prefix that row stands for, drafts
 included; rows are asked for along the accepted path only, once for each emitted token and in order, so that
-rejected drafts leave no trace even in a processor that keeps a state.
+rejected drafts leave no trace even in a processor that keeps a state. Rules that look ahead are shown what copies of
+such processors make of a node (:mod:`infer.foresight`).
 """
 
 from __future__ import annotations
@@ -16,29 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import logits_process as known
 
 from heads.draft import Draft
+from infer.foresight import PREFIX_FREE, STATELESS, copied, copyable
 from infer.tokens import Tokens
-
-# processors whose output depends on the scores alone
-PREFIX_FREE: frozenset[type] = frozenset(
-    getattr(known, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-    )
-    if hasattr(known, name)
-)
 
 
 @dataclass
@@ -131,9 +113,12 @@ class NodeScores:
     ) -> None:
         self.logits = logits.float()
         self._processors: Callable[[Tensor, Tensor], Tensor] = processors  # type: ignore[assignment]
+        self._kinds: Sequence[Any] = processors
+        self._stateless = all(type(processor) in STATELESS for processor in processors)
         self._draft, self._tokens = draft, tokens
         self._dtype = torch.float64 if exact else torch.float32
         self._rows: dict[int, Tensor] = {}
+        self._ahead: dict[int, tuple[Tensor, LogitsProcessorList]] = {}
         if all(type(processor) in PREFIX_FREE for processor in processors):
             scores = self._processors(tokens.view(), self.logits) if processors else self.logits
             self._rows = dict(enumerate(scores, start=-1))
@@ -141,9 +126,7 @@ class NodeScores:
     def scores(self, node: int) -> Tensor:
         """(V,) processed scores after ``node``."""
         if node not in self._rows:
-            prefix = self._tokens.followed_by([self._draft.tokens[i] for i in self._draft.path(node)])
-            # a copy, since some processors write into what they are given
-            self._rows[node] = self._processors(prefix, self.logits[node + 1 : node + 2].clone())[0]
+            self._rows[node] = self._processors(*self._seen_by(node))[0]
         return self._rows[node]
 
     def best(self, node: int) -> int:
@@ -153,3 +136,46 @@ class NodeScores:
     def p(self, node: int) -> Tensor:
         """(V,) distribution of the token after ``node``."""
         return self.scores(node).softmax(-1, dtype=self._dtype)
+
+    @property
+    def foresight(self) -> bool:
+        """Whether nodes may be peeked at: every processor is stateless or can be copied."""
+        return all(map(copyable, self._kinds))
+
+    def peek(self, node: int) -> Tensor:
+        """(V,) distribution of the token after ``node``, computed on copies of processors that keep a state.
+
+        Raises:
+            ValueError: a processor cannot be copied.
+        """
+        return self._foreseen(node).softmax(-1, dtype=self._dtype)
+
+    def settle(self, path: Sequence[int]) -> None:
+        """Show the processors that keep a state the accepted nodes, and no others, in order."""
+        if self._ahead:
+            for node in [-1, *path]:
+                self.scores(node)
+
+    def _foreseen(self, node: int) -> Tensor:
+        if node in self._rows or self._stateless:
+            return self.scores(node)
+        if node not in self._ahead:
+            before: Sequence[Any] = self._kinds
+            if node >= 0:  # each node's copies have seen its ancestors
+                parent = self._draft.parents[node]
+                self._foreseen(parent)
+                before = self._ahead[parent][1]
+            for processor in before:
+                if not copyable(processor):
+                    raise ValueError(
+                        f"{type(processor).__name__} cannot be copied, so no rule may look ahead with it: use the rule "
+                        "'auto' or 'token', or make it a LogitsProcessor that holds plain data only"
+                    )
+            now = LogitsProcessorList(copied(before))
+            self._ahead[node] = now(*self._seen_by(node))[0], now  # type: ignore[arg-type]
+        return self._ahead[node][0]
+
+    def _seen_by(self, node: int) -> tuple[Tensor, Tensor]:
+        """The node's prefix (1, n), and its logits (1, V), copied since some processors write into them."""
+        prefix = self._tokens.followed_by([self._draft.tokens[i] for i in self._draft.path(node)])
+        return prefix, self.logits[node + 1 : node + 2].clone()

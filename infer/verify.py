@@ -1,70 +1,44 @@
-"""Which drafted tokens stand: the acceptance rules. Every rule leaves the target's law exactly as it was.
+"""Which drafted tokens stand: the acceptance rules by name. Every one leaves the target's law exactly as it was.
 
-A rule walks down the draft from the root. At each node it reads the target's own distribution ``p`` there (every
-logits processor applied, at that exact prefix) and either descends to a child, whose token is thereby emitted, or
-emits one token of its own and stops. So each round emits at least one token.
+=========  =====================================  ==========================================================
+rule       drafts                                 source
+=========  =====================================  ==========================================================
+greedy     all, for greedy decoding               the limit of all others
+siblings   chosen ones (arg-max, n-grams, top-k)  y ~ p, descend when y is a child
+token      all; siblings without replacement      2211.17192, 2302.01318; trees 2402.14160
+block      chains                                 2403.10444
+traversal  all                                    2505.12398
+=========  =====================================  ==========================================================
 
-Randomness goes through a :class:`Chooser`, fresh at each question, so that tests can take every branch and
-compute the law of the output instead of sampling it.
+The first three walk down from the root and read p along the accepted path only. The last two decide from the end and
+look ahead (see :mod:`infer.rule`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
+from heads.config import nearest
 from heads.draft import Draft
+from infer.block import block
+from infer.rule import At, Chooser, RandomChooser, Rule, Verdict, describe, drawn_from, residual
+from infer.traversal import traversal
 
-
-class Chooser(Protocol):
-    """Where random decisions come from."""
-
-    def accept(self, probability: float) -> bool:
-        """True with this probability, independent of every other answer."""
-        ...
-
-    def sample(self, distribution: Tensor) -> int:
-        """An index drawn from (V,) weights."""
-        ...
-
-
-class RandomChooser:
-    """Draws from a torch generator (None: torch's global one), new numbers for every decision."""
-
-    def __init__(self, generator: torch.Generator | None = None) -> None:
-        self.generator = generator
-
-    def accept(self, probability: float) -> bool:
-        device = "cpu" if self.generator is None else self.generator.device
-        return bool(torch.rand((), dtype=torch.float64, generator=self.generator, device=device) < probability)
-
-    def sample(self, distribution: Tensor) -> int:
-        return int(torch.multinomial(distribution, 1, generator=self.generator))
-
-
-class At(Protocol):
-    """The target's view of one pass; node -1 is the root."""
-
-    def best(self, node: int) -> int:
-        """Arg-max token after ``node``."""
-        ...
-
-    def p(self, node: int) -> Tensor:
-        """Distribution (V,) of the token after ``node``, float32 or better."""
-        ...
-
-
-class Verdict(NamedTuple):
-    """Accepted nodes from the root downwards, and the target's own token after the last of them."""
-
-    path: list[int]
-    token: int
-
-
-Rule = Callable[[Draft, At, Chooser], Verdict]
+__all__ = [
+    "RULES",
+    "At",
+    "Chooser",
+    "RandomChooser",
+    "Rule",
+    "Verdict",
+    "block",
+    "choose_rule",
+    "greedy",
+    "named",
+    "siblings",
+    "token",
+    "traversal",
+]
 
 
 def greedy(draft: Draft, at: At, chooser: Chooser) -> Verdict:
@@ -76,7 +50,15 @@ def siblings(draft: Draft, at: At, chooser: Chooser) -> Verdict:
     """For chosen (not sampled) drafts: draw y ~ p at each node and descend when y is one of its children.
 
     On a chain this is the point-mass rule: accept x with probability p(x), otherwise p without x, renormalised.
+
+    Raises:
+        ValueError: a node was sampled.
     """
+    if any(q is not None for q in draft.q):
+        raise ValueError(
+            f"the rule 'siblings' is for chosen drafts and this draft is {describe(draft)}: use 'token', 'block' for "
+            "chains or 'traversal'"
+        )
     return _descend(draft, lambda node: chooser.sample(at.p(node)))
 
 
@@ -96,46 +78,67 @@ def token(draft: Draft, at: At, chooser: Chooser) -> Verdict:
     """The token rule of 2211.17192 and 2302.01318, for each child in turn with its own q.
 
     Accept child x with probability min(1, p(x)/q(x)); after a rejection go on with p ← norm((p − q)₊), for the next
-    sibling (2402.14160) or for the token that ends the round. A chosen child has a one-hot q; trees may mix both.
+    sibling (2402.14160) or for the token that ends the round. A chosen child has a one-hot q, a child drawn without
+    replacement one that lacks its elder siblings' tokens; trees may mix all of them.
     """
     path: list[int] = []
     node = -1
     while True:
         p = at.p(node)
         for child in draft.children(node):
-            q = _drawn_from(draft, child, p)
+            q = drawn_from(draft, child, p)
             if chooser.accept(min(1.0, float(p[draft.tokens[child]] / q[draft.tokens[child]]))):
                 break
-            p = residual(p, q)
+            p, _ = residual(p, q)
         else:
             return Verdict(path, chooser.sample(p))
         path.append(child)
         node = child
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p − q)₊), or ``p`` where rounding alone left nothing (p = q: the draft was all but certain)."""
-    left = (p - q).clamp_min(0)
-    mass = left.sum()
-    return left / mass if mass > 0 else p
+RULES: dict[str, Rule] = {
+    "greedy": greedy,
+    "siblings": siblings,
+    "token": token,
+    "block": block,
+    "traversal": traversal,
+}
 
 
-def _drawn_from(draft: Draft, node: int, like: Tensor) -> Tensor:
-    q = draft.full_q(node, like.shape[-1]).to(like)
-    q = q / q.sum()  # as the draw normalised it; float32 sums miss 1 by 1e-7
-    if not q[draft.tokens[node]] > 0:
-        raise ValueError(
-            f"the drafter says it drew token {draft.tokens[node]} from a distribution that gives it probability "
-            f"{float(q[draft.tokens[node]])}: q must be the very tensor that was sampled from"
-        )
-    return q
+def choose_rule(draft: Draft, do_sample: bool, at: At | None = None) -> Rule:
+    """The rule that accepts most of this draft.
 
+    Sampled chains are decided as a block, trees with sampled nodes by traversal. Where nothing was sampled all rules
+    accept the same, and the one that looks at least is taken.
 
-RULES: dict[str, Rule] = {"greedy": greedy, "siblings": siblings, "token": token}
-
-
-def choose_rule(draft: Draft, do_sample: bool) -> Rule:
-    """Arg-max for greedy decoding; otherwise what the draft's nodes are, all chosen or some sampled, decides."""
+    Args:
+        draft: what is to be decided.
+        do_sample: False decodes the arg-max.
+        at: where p comes from. If it has no foresight (a user's logits processor keeps a state and cannot be copied),
+            drafts with sampled nodes are decided by the token rule.
+    """
     if not do_sample:
         return greedy
-    return siblings if all(q is None for q in draft.q) else token
+    if all(q is None for q in draft.q):
+        return siblings
+    if at is not None and not at.foresight:
+        return token
+    return block if draft.is_chain else traversal
+
+
+def named(name: str, do_sample: bool) -> Rule | None:
+    """The rule of this name; None for ``"auto"``, which chooses by what each draft is (:func:`choose_rule`).
+
+    Raises:
+        ValueError: no rule has this name, or it decodes greedily what is to be sampled, or the other way round.
+    """
+    if name == "auto":
+        return None
+    if name not in RULES:
+        raise ValueError(f"there is no rule {name!r}, only auto, {', '.join(RULES)}{nearest(name, ['auto', *RULES])}")
+    if do_sample == (name == "greedy"):
+        raise ValueError(
+            f"rule {name!r} does not go with do_sample={do_sample}: greedy decoding has the rule 'greedy' and "
+            "sampling any other; 'auto' takes the best"
+        )
+    return RULES[name]
