@@ -22,6 +22,11 @@ from heads.identity import TargetIdentity, TargetMismatch, config_fields, hash_a
 if TYPE_CHECKING:
     from heads.partial import Partial
 
+STABLE_ATTENTION = "headstart_stable"  # the attention that ``infer.stable`` registers with transformers
+
+# attention implementations that take bool masks
+BOOL_MASKS = ("sdpa", STABLE_ATTENTION)
+
 # configuration field → how it turns the output matrix's product into logits
 LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "final_logit_softcapping": lambda logits, cap: torch.tanh(logits / cap) * cap,
@@ -240,7 +245,7 @@ class Target:
         return (own[:, :, None] - keys[:, None, :] < (self.sliding_window or kv))[:, None]
 
     def _as_attention(self, mask: Tensor) -> Tensor:
-        if self.config._attn_implementation == "sdpa":
+        if self.config._attn_implementation in BOOL_MASKS:
             return mask
         if self.config._attn_implementation != "eager":
             raise ValueError(
