@@ -22,7 +22,7 @@ from heads.config import nearest
 from heads.target import Target
 
 # arguments taken by generate and stream themselves, beside the generation settings
-OWN = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream", "budget")
+OWN = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream", "budget", "rule", "control")
 TAKEN = ("attention_mask", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 
 # arguments of model.generate that have no meaning here, and why
@@ -46,7 +46,6 @@ NOT_TAKEN: dict[str, str] = {
 }
 
 # generation settings → the values under which they change nothing here, and why others are refused
-_ONE_ROW = "one sequence a call is decoded in this version"
 _BEAMS = "beam search keeps no single text that a draft could continue"
 _MODE = "it decodes by another rule than greedy or sampling"
 _DRAFTS = "drafts come from draft="
@@ -57,7 +56,6 @@ SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "diversity_penalty": ((None, 0.0), _BEAMS),
     "constraints": ((None,), _BEAMS),
     "force_words_ids": ((None,), _BEAMS),
-    "num_return_sequences": ((None, 1), _ONE_ROW),
     "penalty_alpha": ((None, 0.0), _MODE),
     "dola_layers": ((None,), _MODE),
     "low_memory": ((None, False), _MODE),
@@ -75,7 +73,7 @@ SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "prefill_chunk_size": ((None,), "the prompt is read in one pass"),
     "output_attentions": ((None, False), "attentions are not returned"),
     "output_hidden_states": ((None, False), "hidden states are not returned"),
-    "continuous_batching_config": ((None,), _ONE_ROW),
+    "continuous_batching_config": ((None,), "texts of one call are decoded together, no others join them"),
 }
 
 
@@ -139,37 +137,39 @@ def known_tokenizer(target: Target) -> Any:
         return None
 
 
-def read_prompt(prompt: Any, tokenizer: Callable[[], Any]) -> Tensor:
-    """Token ids (1, n).
+def read_prompts(prompt: Any, tokenizer: Callable[[], Any]) -> list[Tensor]:
+    """Token ids (1, n) of each prompt.
 
     Args:
-        prompt: text (tokenized as it is), chat messages (through the chat template, ready for the answer), or ids.
+        prompt: text (tokenized as it is), chat messages (through the chat template, ready for the answer), a list of
+            either, or ids (B, n), whose rows keep their padding.
         tokenizer: asked only when there is text.
 
     Raises:
-        ValueError: several prompts, none, or something else.
+        ValueError: no prompt, or something else.
     """
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) == 1 and _is_row(prompt[0]):
-        prompt = prompt[0]  # one row, wrapped
-    if isinstance(prompt, str):
-        ids = torch.tensor([tokenizer()(prompt)["input_ids"]], dtype=torch.long)
-    elif _is_chat(prompt):
-        text = tokenizer().apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        ids = torch.tensor([tokenizer()(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)
-    elif isinstance(prompt, Tensor) and prompt.dim() == 2 and not prompt.is_floating_point():
-        ids = prompt
-    elif isinstance(prompt, Sequence) and len(prompt) > 1 and all(_is_row(row) for row in prompt):
-        raise ValueError(f"{len(prompt)} prompts were given: batch 1 only in this version, decode them one by one")
+    if isinstance(prompt, Tensor) and prompt.dim() == 2 and not prompt.is_floating_point():
+        rows = [prompt[at : at + 1] for at in range(prompt.shape[0])]
+    elif _is_row(prompt):
+        rows = [_tokenized(prompt, tokenizer())]
+    elif isinstance(prompt, Sequence) and len(prompt) > 0 and all(_is_row(row) for row in prompt):
+        rows = [_tokenized(row, tokenizer()) for row in prompt]
     else:
         raise ValueError(
-            "prompt must be a string, a list of chat messages with role and content, or a LongTensor (1, n), "
-            f"not {_described(prompt)}"
+            "prompt must be a string, a list of chat messages with role and content, a list of either, or a LongTensor "
+            f"(B, n), not {_described(prompt)}"
         )
-    if ids.shape[0] > 1:
-        raise ValueError(f"{ids.shape[0]} rows were given: batch 1 only in this version, decode them one by one")
-    if ids.numel() == 0:
+    if not rows or any(row.numel() == 0 for row in rows):
         raise ValueError("the prompt has no tokens")
-    return ids
+    return rows
+
+
+def _tokenized(prompt: Any, tokenizer: Any) -> Tensor:
+    """(1, n) ids of text or of chat messages."""
+    if isinstance(prompt, str):
+        return torch.tensor([tokenizer(prompt)["input_ids"]], dtype=torch.long)
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)
 
 
 def _is_chat(value: Any) -> bool:
@@ -194,10 +194,8 @@ def unpadded(ids: Tensor, attention_mask: Tensor) -> Tensor:
     """The prompt without its left padding, (1, m).
 
     Raises:
-        ValueError: the mask is of another shape, or hides tokens that are not padding on the left.
+        ValueError: the mask hides tokens that are not padding on the left.
     """
-    if attention_mask.shape != ids.shape:
-        raise ValueError(f"attention_mask is {tuple(attention_mask.shape)} where the prompt is {tuple(ids.shape)}")
     seen = attention_mask[0].bool()
     first = int(seen.int().argmax())
     if not bool(seen[first:].all()):

@@ -51,12 +51,24 @@ class Stats:
     Attributes:
         tokens: new tokens, the prefill's included.
         prefill_seconds: from the prompt to the first token.
+        reused: tokens of the prompt that a prefix cache knew and that were not read again.
         log: the rounds after it.
     """
 
     tokens: int = 0
     prefill_seconds: float = 0.0
+    reused: int = 0
     log: list[Round] = field(default_factory=list)
+
+    @classmethod
+    def pooled(cls, each: Iterable[Stats]) -> Stats:
+        """All of several outputs together; times of texts decoded together are shares, so sums are wall-clock."""
+        total = cls()
+        for stats in each:
+            total.tokens += stats.tokens
+            total.prefill_seconds += stats.prefill_seconds
+            total.log += stats.log
+        return total
 
     @property
     def rounds(self) -> int:

@@ -26,6 +26,8 @@ from heads.draft import Draft
 from heads.target import TargetOutput
 from infer.cache import ForgettingCache
 from infer.metrics import Round
+from infer.prefix import PrefixCache
+from infer.recall import Recall
 
 if TYPE_CHECKING:
     from infer.decode import Decoding
@@ -38,12 +40,20 @@ class Rounds:
         texts: on the same target, their drafters reading the same taps.
         cache: the target's; a new one by default.
         fixed_rows: every pass after the prefill has exactly so many rows a text.
+        prefix: where beginnings of these texts may be known from, and where they are left for others.
 
     Raises:
-        ValueError: no text, or drafters that read different taps.
+        ValueError: no text, drafters that read different taps, or a target that ``prefix`` is not for.
     """
 
-    def __init__(self, texts: Sequence[Decoding], *, cache: Any = None, fixed_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Decoding],
+        *,
+        cache: Any = None,
+        fixed_rows: int | None = None,
+        prefix: PrefixCache | None = None,
+    ) -> None:
         if not texts:
             raise ValueError("there is no text to decode")
         self.texts, self.alive = list(texts), list(range(len(texts)))
@@ -52,6 +62,7 @@ class Rounds:
         if any(tuple(text.drafter.taps) != self.taps for text in texts):
             raise ValueError("texts decoded together need drafters that read the same taps")
         self.cache = ForgettingCache(self.target, len(texts)) if cache is None else cache
+        self.recall = Recall(prefix, texts, self.taps)
 
     @torch.inference_mode()
     def run(self) -> Iterator[list[list[int]]]:
@@ -61,6 +72,8 @@ class Rounds:
             PositionLimit: the target has no position for the next token of a text (what was yielded stands).
         """
         yield self._prefill()
+        for at, text in enumerate(self.texts):
+            self.recall.remember(at, text, self.cache, at)
         self._leave()
         for at, text in enumerate(self.living):
             if getattr(text.drafter, "shares_cache", False):
@@ -79,18 +92,33 @@ class Rounds:
         for text in self.texts:
             text.positions_left()
         lengths = [text.ids.shape[1] for text in self.texts]
-        ids = self.texts[0].ids.new_zeros(len(lengths), max(lengths))
+        bases, known = self.recall.begin(self.texts, self.cache)
+        new = [length - base for length, base in zip(lengths, bases, strict=True)]
+        n = max(new)
+        ids = self.texts[0].ids.new_zeros(len(new), n)
         for at, text in enumerate(self.texts):
-            ids[at, : lengths[at]] = text.ids
-        ends = sorted({length - 1 for length in lengths})
+            ids[at, : new[at]] = text.ids[0, bases[at] :]
+        ends = sorted({count - 1 for count in new})
+        places = torch.arange(n).expand(len(new), n)
         # causality hides the padding on the right from all that stays
-        out = self._forward(ids, torch.arange(max(lengths))[None].expand(len(lengths), -1), keep=ends)
-        if len(ends) > 1:
+        if any(bases):
+            mask = self._behind(bases, [torch.ones(n, n, dtype=torch.bool).tril()] * len(bases), n)
+            places = torch.minimum(
+                places, torch.tensor(new)[:, None] - 1
+            )  # filler may not leave the positions there are
+            out = self._forward(ids, torch.tensor(bases)[:, None] + places, mask, starts=bases, keep=ends)
+        else:
+            out = self._forward(ids, places, keep=ends)
+        if len(set(lengths)) > 1 or len(ends) > 1:
             self.cache.keep(lengths, [[] for _ in lengths])
         emitted = []
         for at, text in enumerate(self.texts):
-            end = ends.index(lengths[at] - 1)
-            taps = None if out.taps is None else out.taps[at : at + 1, : lengths[at]]
+            end = ends.index(new[at] - 1)
+            taps = None if out.taps is None else out.taps[at : at + 1, : new[at]]
+            before = known[at]
+            if before is not None and taps is not None:
+                taps = torch.cat([before, taps], 1)
+            self.recall.read(at, taps)
             emitted.append(text.read(out.logits[at, end : end + 1], taps))
         seconds = (time.perf_counter() - started) / len(self.texts)
         for text in self.texts:
@@ -108,7 +136,7 @@ class Rounds:
             drafting.append(time.perf_counter() - before)
         drafted = time.perf_counter()
         bases = self.cache.lengths
-        out = self._verification(texts, drafts, bases)
+        out = self._verify(texts, drafts, bases)
         passed = time.perf_counter()
 
         emitted: list[list[int]] = [[] for _ in self.texts]
@@ -118,6 +146,7 @@ class Rounds:
             taps = None if out.taps is None else out.taps[at : at + 1, :rows]
             path, emitted[self.alive[at]] = text.settle(draft, out.logits[at, :rows], taps)
             paths.append(path)
+            self.recall.read(self.alive[at], None if taps is None else taps[:, [0, *(1 + node for node in path)]])
         self.cache.keep(bases, [[0, *(1 + node for node in path)] for path in paths])
         seconds = time.perf_counter() - started
         for at, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
@@ -135,23 +164,27 @@ class Rounds:
             text.record(draft, paths[at], done)
         return emitted
 
-    def _verification(self, texts: list[Decoding], drafts: list[Draft], bases: list[int]) -> TargetOutput:
+    def _verify(self, texts: list[Decoding], drafts: list[Draft], bases: list[int]) -> TargetOutput:
         """One pass over root and nodes of every text; rows behind a text's own are filler that nothing sees."""
         n = self.fixed_rows or 1 + max(map(len, drafts))
-        ids = torch.tensor(
-            [[t.tokens.last, *d.tokens, *[t.tokens.last] * (n - 1 - len(d))] for t, d in _zip(texts, drafts)]
-        )
+        roots = [text.tokens.last for text in texts]
+        ids = torch.tensor([[r, *d.tokens, *[r] * (n - 1 - len(d))] for r, d in zip(roots, drafts, strict=True)])
         depths = torch.tensor([[0, *d.depths, *[0] * (n - 1 - len(d))] for d in drafts])
         positions = torch.tensor(bases)[:, None] + depths
         if n == 1 and len(set(bases)) == 1:
             return self._forward(ids, positions)
-        mask = torch.zeros(len(texts), 1, n, self.cache.columns(n), dtype=torch.bool)
-        for at, (base, draft) in enumerate(zip(bases, drafts, strict=True)):
-            own = mask[at, 0, :, base : base + n]
-            own.fill_diagonal_(True)
-            own[: 1 + len(draft), : 1 + len(draft)] = draft.visibility()
-            mask[at, 0, :, :base] = True
+        mask = self._behind(bases, [draft.visibility() for draft in drafts], n)
         return self._forward(ids, positions, mask, starts=bases)
+
+    def _behind(self, bases: list[int], seen: list[Tensor], n: int) -> Tensor:
+        """Bool (B, 1, n, columns): each text's cached positions and what its rows see of each other; filler itself."""
+        mask = torch.zeros(len(bases), 1, n, self.cache.columns(n), dtype=torch.bool)
+        for at, (base, own) in enumerate(zip(bases, seen, strict=True)):
+            block = mask[at, 0, :, base : base + n]
+            block.fill_diagonal_(True)
+            block[: len(own), : len(own)] = own
+            mask[at, 0, :, :base] = True
+        return mask
 
     def _forward(
         self,
@@ -179,10 +212,9 @@ class Rounds:
     def _leave(self) -> None:
         """Texts that ended free their place in the cache."""
         stay = [at for at, text in enumerate(self.living) if not text.done]
+        for at, text in enumerate(self.living):
+            if text.done:
+                self.recall.remember(self.alive[at], text, self.cache, at)
         if len(stay) < len(self.alive) and stay:
             self.cache.select(stay)
         self.alive = [self.alive[at] for at in stay]
-
-
-def _zip(texts: list[Decoding], drafts: list[Draft]) -> Iterator[tuple[Decoding, Draft]]:
-    return zip(texts, drafts, strict=True)

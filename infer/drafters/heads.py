@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heads.base import DraftHeads
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer.drafters.timed import ModuleClock
-
 
 PENDING = 64  # committed rows that may wait, so that their taps stay small
 
@@ -34,6 +33,11 @@ class HeadsDrafter:
         self._clock = ModuleClock()
         self._state: Any = None
         self._pending: list[tuple[Tensor, list[int]]] = []
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Put in eval mode while a text is decoded."""
+        return (self.heads,)
 
     @property
     def module_seconds(self) -> float:

@@ -1,0 +1,225 @@
+"""One call of ``generate`` or ``stream``: arguments read and checked, texts set up, decoded, and put together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from heads.base import DraftHeads
+from heads.grow import Budget, Sampler
+from infer import drafters, processors
+from infer.arguments import check, evaluating, known_tokenizer, read_model, read_prompts, take, target_of, unpadded
+from infer.decode import Decoding
+from infer.generation import Generation, assemble
+from infer.rounds import Rounds
+from infer.stopping import Stop
+from infer.stream import Sink, make_sink
+from infer.verify import RULES, RandomChooser, Rule
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to draft and verify; what of ``generate``'s arguments ``model.generate`` does not have.
+
+    Attributes:
+        budget: size and shape of drafts; a chain as long as the drafter's look-ahead by default.
+        rule: acceptance rule by name, or ``"auto"``: the best for each draft (``verify.choose_rule``).
+        control: decides each round's budget instead.
+    """
+
+    budget: Budget | None = None
+    rule: str = "auto"
+    control: Any = None
+
+    def acceptance(self) -> Rule | None:
+        """The rule itself; None for ``"auto"``.
+
+        Raises:
+            ValueError: there is no rule of this name.
+        """
+        if self.rule == "auto":
+            return None
+        if self.rule not in RULES:
+            raise ValueError(f"rule {self.rule!r} is not known: use auto or one of {', '.join(RULES)}")
+        return RULES[self.rule]
+
+
+class Call:
+    """Reads the arguments of ``infer.generate``; :meth:`run` decodes, :meth:`result` tells."""
+
+    def __init__(
+        self,
+        model: Any,
+        prompt: Any,
+        draft: Any,
+        tokenizer: Any,
+        generation_config: GenerationConfig | None,
+        seed: int | Sequence[int] | None,
+        stream: Any,
+        manner: Manner,
+        kwargs: dict[str, Any],
+    ) -> None:
+        taken, settings = take(kwargs)
+        streamer = taken.pop("streamer")
+        if stream is not None and streamer is not None:
+            raise ValueError("stream and streamer are the same thing: give one of them")
+        self.manner, self.rule = manner, manner.acceptance()
+        with ExitStack() as until_read:  # reading the model puts it in eval mode; hand it back if anything is wrong
+            if isinstance(model, torch.nn.Module):
+                until_read.enter_context(evaluating(model))
+            heads = None
+            if isinstance(model, torch.nn.Module) and isinstance(draft, DraftHeads):
+                self.target = target_of(model, draft)  # type: ignore[arg-type]
+            else:
+                self.target, heads = read_model(model)
+            self._tokenizer = tokenizer or (
+                known_tokenizer(self.target) if heads is not None or model is self.target else None
+            )
+            self.prompts = [row.to(self.target.device) for row in read_prompts(prompt, self.need_tokenizer)]
+            self._check_prompts(prompt, taken["attention_mask"])
+            if settings.get("stop_strings") is not None:
+                self.need_tokenizer()
+            self.drafter = drafters.make(draft, heads, self.target)
+            self.texts = self._texts(generation_config, settings, taken, seed)
+        self.sink: Sink | None = make_sink(stream if stream is not None else streamer, self.need_tokenizer)
+        if self.sink is not None and len(self.texts) > 1:
+            raise ValueError(f"{len(self.texts)} texts cannot be streamed together: stream one at a time")
+
+    def _check_prompts(self, prompt: Any, mask: Tensor | None) -> None:
+        for row in self.prompts:
+            if int(row.max()) >= self.target.vocab_size or int(row.min()) < 0:
+                raise ValueError(f"the prompt has ids outside the target's vocabulary of {self.target.vocab_size}")
+        if mask is None:
+            return
+        if not isinstance(prompt, Tensor):
+            raise ValueError("attention_mask belongs to a prompt of token ids")
+        if mask.shape != prompt.shape:
+            raise ValueError(f"attention_mask is {tuple(mask.shape)} where the prompt is {tuple(prompt.shape)}")
+
+    def _texts(
+        self,
+        generation_config: GenerationConfig | None,
+        settings: dict[str, Any],
+        taken: dict[str, Any],
+        seed: int | Sequence[int] | None,
+    ) -> list[Decoding]:
+        """One text for each prompt and sequence to return."""
+        first = self._prepare(0, 0, generation_config, settings, taken)
+        self.config = first.config
+        copies = self.config.num_return_sequences or 1
+        places = [at for at in range(len(self.prompts)) for _ in range(copies)]
+        self.prompts = [self.prompts[at] for at in places]
+        generators = self._generators(seed, len(places))
+        texts = []
+        for row, place in enumerate(places):
+            alone = len(places) == 1
+            prepared = first if alone else self._prepare(row, place, generation_config, settings, taken, own=True)
+            shown, drafter = self.prompts[row], self.drafter if row == 0 else _fork(self.drafter)
+            budget = self.manner.budget or Budget.chain(drafter.lookahead)
+            texts.append(
+                Decoding(
+                    target=self.target,
+                    ids=unpadded(shown, prepared.attention_mask),
+                    drafter=drafter,
+                    budget=budget,
+                    stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
+                    shown=shown,
+                    processors=prepared.processors,
+                    do_sample=bool(self.config.do_sample),
+                    rule=self.rule,
+                    chooser=RandomChooser(generators[row]),
+                    sampler=self._sampler(budget, generators[row]),
+                    keep_scores=bool(self.config.output_scores or self.config.output_logits),
+                    control=self.manner.control,
+                )
+            )
+        return texts
+
+    def _prepare(
+        self,
+        row: int,
+        place: int,
+        generation_config: GenerationConfig | None,
+        settings: dict[str, Any],
+        taken: dict[str, Any],
+        *,
+        own: bool = False,
+    ) -> processors.Prepared:
+        """Processors and criteria of one text; ``own``: copies of the user's, which may keep a state."""
+        given = dict(taken)
+        mask, allowed = given.pop("attention_mask"), given["prefix_allowed_tokens_fn"]
+        if own:
+            given["logits_processor"] = copy.deepcopy(given["logits_processor"])
+            given["stopping_criteria"] = copy.deepcopy(given["stopping_criteria"])
+        if allowed is not None:
+            given["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)
+        return processors.prepare(
+            self.target.model,
+            self.prompts[row if own else place],
+            generation_config,
+            dict(settings),
+            check=check,
+            tokenizer=self._tokenizer,
+            attention_mask=None if mask is None else mask[place : place + 1],
+            **given,
+        )
+
+    def _generators(self, seed: int | Sequence[int] | None, rows: int) -> list[torch.Generator | None]:
+        """A generator for each text: one seed counts on from the first text, a list names each one's."""
+        if seed is None:
+            return [None] * rows
+        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+        if len(seeds) != rows:
+            raise ValueError(f"{len(seeds)} seeds were given for {rows} texts: give one for each, or a single number")
+        return [torch.Generator(self.target.device).manual_seed(int(each)) for each in seeds]
+
+    def _sampler(self, budget: Budget, generator: torch.Generator | None) -> Sampler | None:
+        """Chains are drawn when the output is, from the heads' distribution under the same warpers; trees never."""
+        config = self.config
+        if not config.do_sample or budget.width > 1 or budget.shape is not None:
+            return None
+        return Sampler(config.temperature or 1.0, config.top_k or None, config.top_p, generator)
+
+    def need_tokenizer(self) -> Any:
+        """The tokenizer, loaded by the target's name if none was given.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = self.target.tokenizer()
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"this call needs a tokenizer and none is found for {self.target.name!r}: pass tokenizer= ({error})"
+                ) from None
+        return self._tokenizer
+
+    def run(self) -> Iterator[list[list[int]]]:
+        """Decode, feeding the stream; yields for each round what each text emitted."""
+        with evaluating(self.target.model, *getattr(self.drafter, "modules", ())):
+            if self.sink is not None:
+                self.sink.prompt(self.prompts[0])
+            for emitted in Rounds(self.texts).run():
+                if self.sink is not None:
+                    self.sink.push(emitted[0])
+                yield emitted
+            if self.sink is not None:
+                self.sink.end()
+
+    def result(self) -> Generation:
+        """What was decoded."""
+        return assemble(self.texts, self.prompts, self.config, self._tokenizer)
+
+
+def _fork(drafter: Any) -> Any:
+    if not hasattr(drafter, "fork"):
+        raise ValueError(f"several texts need a drafter each: {type(drafter).__name__} lacks fork()")
+    return drafter.fork()
