@@ -146,10 +146,10 @@ class PrefixCache:
             )
         rope = getattr(target.config, "rope_parameters", None) or {}
         each = [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
-        wrong = LENGTH_DEPENDENT & {part.get("rope_type") for part in each}
+        wrong = [str(part.get("rope_type")) for part in each if part.get("rope_type") in LENGTH_DEPENDENT]
         if wrong:
             raise ValueError(
-                f"prefix_cache is not supported for {target.name}: its {min(map(str, wrong))!r} rotary embedding changes "
+                f"prefix_cache is not supported for {target.name}: its {wrong[0]!r} rotary embedding changes "
                 "with the length of the whole text"
             )
 
