@@ -1,13 +1,16 @@
 """The clock side of look-ahead: what this machine pays for a target pass over N rows and for a draft.
 
 Both are read from real rounds of the real loop, so masks, processors, verification and the compaction of the cache
-are in the figures. Sizes are interleaved and medians taken, since a shared machine drifts.
+are in the figures. Sizes are interleaved and medians taken, since a shared machine drifts; where a pass over more rows
+still looks cheaper than one over fewer, that is noise, and it is given the dearer one's seconds.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -20,6 +23,8 @@ from infer.decode import Decoding
 from infer.drafters import Drafter
 from infer.lookahead import CostTable
 from infer.metrics import Round
+from infer.progress import progress
+from infer.rounds import Rounds
 from infer.stopping import Stop
 
 Size = TypeVar("Size")
@@ -87,18 +92,49 @@ def measure_costs(
         ValueError: the target has too few positions for the rounds to time.
     """
     depth = drafter.lookahead if depth is None else depth
-    sizes = [Budget.chain(n - 1) for n in rows]
     filler = Filler(tuple(drafter.taps), target.vocab_size)
-    passes = _rounds(target, filler, ids, sizes * (repeats + 1))[len(sizes) :]  # the first of each size warms up
+    passes = _rounds(target, filler, ids, [Budget.chain(n - 1) for n in rows], repeats)
     grid = [(d, w) for w in widths for d in sorted({1, max(1, depth // 2), depth})] if depth else []
     shapes = [Budget(rows=d + 1 if w == 1 else max(rows), depth=d, width=w) for d, w in grid]
-    drafts = _rounds(target, drafter, ids, shapes * (repeats + 1))[len(shapes) :] if grid else []
+    drafts = _rounds(target, drafter, ids, shapes, repeats) if grid else []
     return CostTable(
-        rows=_medians(list(rows), passes, lambda r: r.seconds - r.draft_total_seconds),
+        rows=_rising(_medians(list(rows), passes, lambda r: r.seconds - r.draft_total_seconds)),
         drafts=_medians(grid, drafts, lambda r: r.draft_total_seconds),
         context=ids.shape[1],
         settings=settings(target),
     )
+
+
+def measure_batches(
+    target: Target,
+    ids: Tensor,
+    batches: Sequence[int],
+    *,
+    rows: Sequence[int] = ROWS,
+    taps: tuple[int, ...] = (),
+    repeats: int = 5,
+) -> dict[int, dict[int, float]]:
+    """Seconds of a pass over each of ``batches`` texts with each of ``rows`` rows, :attr:`CostTable.batches`.
+
+    Args:
+        ids: (1, n) prompt that stands in for every text.
+        taps: hidden states asked of the target, as a drafter would.
+
+    Raises:
+        ValueError: the target has too few positions.
+    """
+    sizes = [Budget.chain(n - 1) for n in rows]
+    filler = Filler(taps, target.vocab_size)
+    return {
+        batch: _rising(
+            _medians(
+                list(rows),
+                _rounds(target, filler, ids, sizes, repeats, batch),
+                lambda r: r.seconds - r.draft_total_seconds,
+            )
+        )
+        for batch in progress(batches, len(batches), "timing batches")
+    }
 
 
 def settings(target: Target) -> dict[str, str | int]:
@@ -115,21 +151,56 @@ def settings(target: Target) -> dict[str, str | int]:
     }
 
 
-def _rounds(target: Target, drafter: Drafter, ids: Tensor, budgets: Sequence[Budget]) -> list[Round]:
-    """Decode one round under each of ``budgets`` in turn, behind the same prompt."""
-    most = ids.shape[1] + 2 + sum(budget.depth + 1 for budget in budgets)
-    if target.max_positions is not None and most > target.max_positions:
+def _rounds(
+    target: Target, drafter: Drafter, ids: Tensor, budgets: Sequence[Budget], repeats: int, batch: int = 1
+) -> list[Round]:
+    """Rounds of ``batch`` texts under each of ``budgets`` in turn, ``repeats`` times over; seconds are of all texts.
+
+    Each text starts behind the prompt; it starts anew where the target's positions are spent.
+    """
+    once = 2 + sum(budget.depth + 1 for budget in budgets)
+    room = repeats + 1 if target.max_positions is None else (target.max_positions - ids.shape[1]) // once
+    if room < 1:
         raise ValueError(
-            f"timing needs up to {most} positions and {target.name} has {target.max_positions}: "
-            "use a shorter prompt, fewer sizes or fewer repeats"
+            f"timing needs up to {ids.shape[1] + once} positions and {target.name} has {target.max_positions}: "
+            "use a shorter prompt or fewer sizes"
         )
-    decoding = Decoding(target, ids.to(target.device), drafter, budgets[0], Stop(most))
-    rounds = decoding.run()
+    done: list[Round] = []
+    turns = repeats + 1  # the first of each size warms up
+    while turns:
+        now = min(turns, room)
+        done += _decode(target, drafter, ids, [*budgets] * now, once * now, batch)
+        turns -= now
+    return done[len(budgets) :]
+
+
+def _decode(
+    target: Target, drafter: Drafter, ids: Tensor, budgets: Sequence[Budget], most: int, batch: int
+) -> list[Round]:
+    ids = ids.to(target.device)
+    stop = Stop(ids.shape[1] + most)
+    texts = [Decoding(target, ids, drafter.fork(), budgets[0], stop) for _ in range(batch)]
+    rounds = Rounds(texts).run()
     next(rounds)
-    for decoding.budget in budgets:
+    found = []
+    for budget in budgets:
+        for text in texts:
+            text.budget = budget
         next(rounds)
-    return decoding.stats.log
+        last = [text.stats.log[-1] for text in texts]
+        found.append(
+            replace(
+                last[0],
+                seconds=sum(r.seconds for r in last),
+                draft_total_seconds=sum(r.draft_total_seconds for r in last),
+            )
+        )
+    return found
 
 
 def _medians(sizes: Sequence[Size], rounds: Sequence[Round], seconds: Callable[[Round], float]) -> dict[Size, float]:
     return {size: statistics.median(map(seconds, rounds[at :: len(sizes)])) for at, size in enumerate(sizes)}
+
+
+def _rising(seconds: dict[int, float]) -> dict[int, float]:
+    return dict(zip(sorted(seconds), accumulate((seconds[n] for n in sorted(seconds)), max), strict=True))
