@@ -25,9 +25,11 @@ class Draft:
         parents: index of each node's parent, -1 for the root. Parents stand before their children, siblings in
             the order in which verification tries them.
         q: for each node the float32 distribution (Vd,) it was *sampled* from, or None where it was chosen (then
-            its q is one-hot and verification may not use anything else: arXiv 2211.17192).
+            its q is one-hot and verification may not use anything else: arXiv 2211.17192). In a tree it is the
+            distribution *given* the elder siblings; where that was had by taking entries out, it need not sum to 1.
         ids: (Vd,) target ids of q's entries, or None when q covers the whole vocabulary.
         scores: the drafter's log-probability of each node given its parent; empty where a drafter has none.
+        sources: which of several drafters each node came from; empty when all came from one.
     """
 
     tokens: tuple[int, ...]
@@ -35,6 +37,7 @@ class Draft:
     q: tuple[Tensor | None, ...]
     ids: Tensor | None = None
     scores: tuple[float, ...] = ()
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.q):
@@ -42,8 +45,10 @@ class Draft:
                 "a draft needs as many parents and q as tokens, "
                 f"not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}"
             )
-        if self.scores and len(self.scores) != len(self.tokens):
-            raise ValueError(f"a draft needs as many scores as tokens, or none: {len(self.scores)}, {len(self.tokens)}")
+        for name in ("scores", "sources"):
+            given = len(getattr(self, name))
+            if given not in (0, len(self.tokens)):
+                raise ValueError(f"a draft needs as many {name} as tokens, or none: {given}, {len(self.tokens)}")
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise ValueError(
                 f"each node's parent must stand before it (or be -1, the root): parents are {self.parents}"
@@ -117,7 +122,7 @@ class Draft:
         return rows
 
     def full_q(self, node: int, vocab_size: int) -> Tensor:
-        """Float32 (V,) distribution that ``node`` was drawn from, over the target's vocabulary; one-hot when chosen."""
+        """Float32 (V,) ``q`` of a node, over the target's vocabulary; one-hot when chosen."""
         q = self.q[node]
         full = torch.zeros(vocab_size, device=None if q is None else q.device)
         if q is None:
@@ -143,4 +148,5 @@ class Draft:
             tuple(self.q[i] for i in kept),
             self.ids,
             tuple(self.scores[i] for i in kept) if self.scores else (),
+            tuple(self.sources[i] for i in kept) if self.sources else (),
         )
