@@ -45,7 +45,8 @@ class Partial:
             raise ValueError(f"{target.name} has layers 0 to {target.num_layers - 1}; {list(layers)} names others")
         self._states: Tensor | None = None
         decoder, name = self._holder()
-        self._cache_argument = compat.cache_argument(type(decoder))
+        kind: Any = type(decoder)
+        self._cache_argument = compat.cache_argument(kind)
         self._chosen = nn.ModuleList(
             self._admitting(target.layers[at]) if at == layers[0] else target.layers[at] for at in self.layers
         )
@@ -55,13 +56,15 @@ class Partial:
     def _holder(self) -> tuple[PreTrainedModel, str]:
         """The module that holds the layers, and under which name."""
         kind = type(self.target.model).__name__
+        module: Any
         for module in self.target.model.modules():
             for name, child in module.named_children():
                 if child is not self.target.layers:
                     continue
-                if not isinstance(module, PreTrainedModel) or not compat.takes(type(module), "position_ids"):
+                holder: Any = type(module)
+                if not isinstance(module, PreTrainedModel) or not compat.takes(holder, "position_ids"):
                     raise ValueError(
-                        f"{kind} holds its layers in {type(module).__name__}, which cannot be run by itself with "
+                        f"{kind} holds its layers in {holder.__name__}, which cannot be run by itself with "
                         "positions of the caller's: drafting with its own layers is not supported"
                     )
                 if "forward" in vars(module) or any("forward" in vars(layer) for layer in self.target.layers):
@@ -138,7 +141,7 @@ class Partial:
         if cache is not None:
             kwargs[self._cache_argument] = cache
         if mask is not None:
-            kwargs["attention_mask"] = self.target._attention_mask(mask, positions)
+            kwargs["attention_mask"] = self.target._attention_mask(mask, positions, None)
         self._states = states
         try:
             return self._decoder(**kwargs).last_hidden_state
