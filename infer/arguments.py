@@ -22,7 +22,8 @@ from heads.config import nearest
 from heads.target import Target
 
 # arguments taken by generate and stream themselves, beside the generation settings
-OWN = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream", "budget", "rule", "control")
+OWN = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream")
+OWN += ("budget", "rule", "control", "prefix_cache")
 TAKEN = ("attention_mask", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 
 # arguments of model.generate that have no meaning here, and why

@@ -14,10 +14,12 @@ from transformers import GenerationConfig
 
 from heads.base import DraftHeads
 from heads.grow import Budget, Sampler
+from heads.target import Target
 from infer import drafters, processors
 from infer.arguments import check, evaluating, known_tokenizer, read_model, read_prompts, take, target_of, unpadded
 from infer.decode import Decoding
 from infer.generation import Generation, assemble
+from infer.prefix import PrefixCache
 from infer.rounds import Rounds
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
@@ -32,11 +34,17 @@ class Manner:
         budget: size and shape of drafts; a chain as long as the drafter's look-ahead by default.
         rule: acceptance rule by name, or ``"auto"``: the best for each draft (``verify.choose_rule``).
         control: decides each round's budget instead.
+        prefix: beginnings that earlier calls have read.
     """
 
     budget: Budget | None = None
     rule: str = "auto"
     control: Any = None
+    prefix: PrefixCache | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefix is not None and not isinstance(self.prefix, PrefixCache):
+            raise ValueError(f"prefix_cache must be an infer.PrefixCache, not {type(self.prefix).__name__}")
 
     def acceptance(self) -> Rule | None:
         """The rule itself; None for ``"auto"``.
@@ -49,6 +57,72 @@ class Manner:
         if self.rule not in RULES:
             raise ValueError(f"rule {self.rule!r} is not known: use auto or one of {', '.join(RULES)}")
         return RULES[self.rule]
+
+
+def set_up(
+    target: Target,
+    shown: Tensor,
+    prepared: processors.Prepared,
+    drafter: drafters.Drafter,
+    manner: Manner,
+    generator: torch.Generator | None,
+) -> Decoding:
+    """One text, ready to be decoded.
+
+    Args:
+        shown: (1, n) prompt, padding included.
+        prepared: what transformers made of this text's settings.
+        generator: of everything drawn for it; None for torch's own.
+    """
+    config = prepared.config
+    budget = manner.budget or Budget.chain(drafter.lookahead)
+    return Decoding(
+        target=target,
+        ids=unpadded(shown, prepared.attention_mask),
+        drafter=drafter,
+        budget=budget,
+        stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
+        shown=shown,
+        processors=prepared.processors,
+        do_sample=bool(config.do_sample),
+        rule=manner.acceptance(),
+        chooser=RandomChooser(generator),
+        sampler=_sampler(config, budget, generator),
+        keep_scores=bool(config.output_scores or config.output_logits),
+        control=manner.control,
+    )
+
+
+def _sampler(config: GenerationConfig, budget: Budget, generator: torch.Generator | None) -> Sampler | None:
+    """Chains are drawn when the output is, from the heads' distribution under the same warpers; trees never."""
+    if not config.do_sample or budget.width > 1 or budget.shape is not None:
+        return None
+    return Sampler(config.temperature or 1.0, config.top_k or None, config.top_p, generator)
+
+
+def generators(seed: int | Sequence[int] | None, rows: int, device: torch.device) -> list[torch.Generator | None]:
+    """A generator for each text: one seed counts on from the first text, a list names each one's.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    if seed is None:
+        return [None] * rows
+    seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != rows:
+        raise ValueError(f"{len(seeds)} seeds were given for {rows} texts: give one for each, or a single number")
+    return [torch.Generator(device).manual_seed(int(each)) for each in seeds]
+
+
+def fork(drafter: Any) -> Any:
+    """A drafter for one more text.
+
+    Raises:
+        ValueError: it is one that cannot be had twice.
+    """
+    if not hasattr(drafter, "fork"):
+        raise ValueError(f"several texts need a drafter each: {type(drafter).__name__} lacks fork()")
+    return drafter.fork()
 
 
 class Call:
@@ -70,7 +144,8 @@ class Call:
         streamer = taken.pop("streamer")
         if stream is not None and streamer is not None:
             raise ValueError("stream and streamer are the same thing: give one of them")
-        self.manner, self.rule = manner, manner.acceptance()
+        self.manner = manner
+        manner.acceptance()
         with ExitStack() as until_read:  # reading the model puts it in eval mode; hand it back if anything is wrong
             if isinstance(model, torch.nn.Module):
                 until_read.enter_context(evaluating(model))
@@ -87,6 +162,8 @@ class Call:
             if settings.get("stop_strings") is not None:
                 self.need_tokenizer()
             self.drafter = drafters.make(draft, heads, self.target)
+            if manner.prefix is not None:
+                manner.prefix.check(self.target)
             self.texts = self._texts(generation_config, settings, taken, seed)
         self.sink: Sink | None = make_sink(stream if stream is not None else streamer, self.need_tokenizer)
         if self.sink is not None and len(self.texts) > 1:
@@ -116,30 +193,13 @@ class Call:
         copies = self.config.num_return_sequences or 1
         places = [at for at in range(len(self.prompts)) for _ in range(copies)]
         self.prompts = [self.prompts[at] for at in places]
-        generators = self._generators(seed, len(places))
+        drawn = generators(seed, len(places), self.target.device)
         texts = []
         for row, place in enumerate(places):
             alone = len(places) == 1
             prepared = first if alone else self._prepare(row, place, generation_config, settings, taken, own=True)
-            shown, drafter = self.prompts[row], self.drafter if row == 0 else _fork(self.drafter)
-            budget = self.manner.budget or Budget.chain(drafter.lookahead)
-            texts.append(
-                Decoding(
-                    target=self.target,
-                    ids=unpadded(shown, prepared.attention_mask),
-                    drafter=drafter,
-                    budget=budget,
-                    stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
-                    shown=shown,
-                    processors=prepared.processors,
-                    do_sample=bool(self.config.do_sample),
-                    rule=self.rule,
-                    chooser=RandomChooser(generators[row]),
-                    sampler=self._sampler(budget, generators[row]),
-                    keep_scores=bool(self.config.output_scores or self.config.output_logits),
-                    control=self.manner.control,
-                )
-            )
+            drafter = self.drafter if row == 0 else fork(self.drafter)
+            texts.append(set_up(self.target, self.prompts[row], prepared, drafter, self.manner, drawn[row]))
         return texts
 
     def _prepare(
@@ -159,7 +219,7 @@ class Call:
             given["logits_processor"] = copy.deepcopy(given["logits_processor"])
             given["stopping_criteria"] = copy.deepcopy(given["stopping_criteria"])
         if allowed is not None:
-            given["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)
+            given["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(place, ids)
         return processors.prepare(
             self.target.model,
             self.prompts[row if own else place],
@@ -170,22 +230,6 @@ class Call:
             attention_mask=None if mask is None else mask[place : place + 1],
             **given,
         )
-
-    def _generators(self, seed: int | Sequence[int] | None, rows: int) -> list[torch.Generator | None]:
-        """A generator for each text: one seed counts on from the first text, a list names each one's."""
-        if seed is None:
-            return [None] * rows
-        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
-        if len(seeds) != rows:
-            raise ValueError(f"{len(seeds)} seeds were given for {rows} texts: give one for each, or a single number")
-        return [torch.Generator(self.target.device).manual_seed(int(each)) for each in seeds]
-
-    def _sampler(self, budget: Budget, generator: torch.Generator | None) -> Sampler | None:
-        """Chains are drawn when the output is, from the heads' distribution under the same warpers; trees never."""
-        config = self.config
-        if not config.do_sample or budget.width > 1 or budget.shape is not None:
-            return None
-        return Sampler(config.temperature or 1.0, config.top_k or None, config.top_p, generator)
 
     def need_tokenizer(self) -> Any:
         """The tokenizer, loaded by the target's name if none was given.
@@ -207,7 +251,7 @@ class Call:
         with evaluating(self.target.model, *getattr(self.drafter, "modules", ())):
             if self.sink is not None:
                 self.sink.prompt(self.prompts[0])
-            for emitted in Rounds(self.texts).run():
+            for emitted in Rounds(self.texts, prefix=self.manner.prefix).run():
                 if self.sink is not None:
                     self.sink.push(emitted[0])
                 yield emitted
@@ -217,9 +261,3 @@ class Call:
     def result(self) -> Generation:
         """What was decoded."""
         return assemble(self.texts, self.prompts, self.config, self._tokenizer)
-
-
-def _fork(drafter: Any) -> Any:
-    if not hasattr(drafter, "fork"):
-        raise ValueError(f"several texts need a drafter each: {type(drafter).__name__} lacks fork()")
-    return drafter.fork()

@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 from heads.grow import Budget
 from infer.call import Call, Manner
 from infer.generation import Generation
+from infer.prefix import PrefixCache
 from infer.stream import TextPieces
 
 __all__ = ["Generation", "generate", "stream"]
@@ -27,6 +28,7 @@ def generate(
     budget: Budget | None = None,
     rule: str = "auto",
     control: Any = None,
+    prefix_cache: PrefixCache | None = None,
     **generation_kwargs: Any,
 ) -> Generation:
     """Decode one prompt or several; the output is the target's own, whatever the draft.
@@ -48,11 +50,12 @@ def generate(
         budget: size and shape of drafts; a chain as long as the drafter's look-ahead by default.
         rule: acceptance rule (``infer.verify.RULES``); ``"auto"`` takes the best for each draft.
         control: a look-ahead control (``infer.control``) that decides each round's budget instead.
+        prefix_cache: beginnings of texts read by earlier calls, which are not read again.
 
     Raises:
         ValueError: an argument that is unknown, wrong or not supported; its name and the reason are given.
     """
-    manner = Manner(budget, rule, control)
+    manner = Manner(budget, rule, control, prefix_cache)
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, stream, manner, generation_kwargs)
     for _ in call.run():
         pass
@@ -70,13 +73,14 @@ def stream(
     budget: Budget | None = None,
     rule: str = "auto",
     control: Any = None,
+    prefix_cache: PrefixCache | None = None,
     **generation_kwargs: Any,
 ) -> Iterator[str]:
     """Decode one prompt and yield pieces of the new text as they come; joined, they are the whole text.
 
     Arguments and errors as for :func:`generate`; wrong arguments raise here, before the first piece is asked for.
     """
-    manner = Manner(budget, rule, control)
+    manner = Manner(budget, rule, control, prefix_cache)
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, None, manner, generation_kwargs)
     if len(call.texts) > 1:
         raise ValueError(f"{len(call.texts)} texts cannot be streamed together: stream one at a time")

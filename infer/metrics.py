@@ -67,6 +67,7 @@ class Stats:
         for stats in each:
             total.tokens += stats.tokens
             total.prefill_seconds += stats.prefill_seconds
+            total.reused += stats.reused
             total.log += stats.log
         return total
 

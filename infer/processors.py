@@ -10,6 +10,7 @@ such processors make of a node (:mod:`infer.foresight`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,8 +80,10 @@ def prepare(
         inputs_tensor=ids,
     )
     model._validate_generated_length(config, ids.shape[1], default_max)
+    alone = copy.copy(config)  # each text is scored alone, however many there are of a prompt
+    alone.num_return_sequences = 1
     processors = model._get_logits_processor(
-        generation_config=config,
+        generation_config=alone,
         input_ids_seq_length=ids.shape[1],
         encoder_input_ids=ids,
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
