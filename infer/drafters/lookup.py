@@ -112,7 +112,8 @@ class LookupDrafter:
     def _following(self, place: Place, width: int) -> list[tuple[int, float, Place]]:
         """Up to ``width`` continuations, the likeliest first: token, log-probability, place behind it.
 
-        A match of m tokens is trusted with m/(m + 1); the rest goes to the next shorter one.
+        A match of m tokens is trusted with m/(m + 2), which is about how often its continuation was right in answers
+        of the embedded target; the rest goes to the next shorter one.
         """
         seen, (state, matched) = self._seen, place
         if state == seen.last:  # drafted up to the end of the text: what was drafted goes on as the text does
@@ -125,9 +126,9 @@ class LookupDrafter:
             following = seen.after(state)
             total = sum(count for _, _, count in following)
             for token, there, count in following:
-                p = left * matched / (matched + 1) * count / total
+                p = left * matched / (matched + 2) * count / total
                 found.setdefault(token, (token, math.log(p), Place(there, matched + 1)))
-            left /= matched + 1
+            left *= 2 / (matched + 2)
             state = seen.link[state]
             matched = seen.length[state]
         return sorted(found.values(), key=lambda each: -each[1])[:width]

@@ -29,7 +29,7 @@ from infer.drafters.merge import Merged
 from infer.drafters.none import NoDrafter
 from infer.drafters.protocol import Drafter
 
-LONG = 5  # tokens of a match that lookup drafts from when another drafter stands behind it
+LONG = 4  # tokens of a match that lookup drafts from when another drafter stands behind it
 
 # what stands behind the name's colon ("" for nothing), the heads that came with the model, the target
 Maker = Callable[[str, DraftHeads | None, Target], Drafter]
