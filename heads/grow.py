@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from heads.draft import Draft
+from heads.drawn import drawn, fixed, shares
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> tuple[int, Tensor]:
         """Draw from float (Vd,) logits: the index, and the float32 distribution (Vd,) it came from."""
+        q = self.distribution(logits)
+        return self.draw(q), q
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """The float32 distribution (Vd,) that float (Vd,) logits are drawn from: temperature, top-k, top-p."""
         scaled = logits.float() / self.temperature
         if self.top_k is not None and self.top_k < scaled.shape[-1]:
             scaled = scaled.masked_fill(scaled < scaled.topk(self.top_k).values[-1], float("-inf"))
@@ -117,7 +123,11 @@ class Sampler:
             outside[0] = False  # the likeliest stays, even with top_p 0
             q = q.scatter(0, order[outside], 0.0)
             q = q / q.sum()
-        return int(torch.multinomial(q, 1, generator=self.generator)), q
+        return q
+
+    def draw(self, q: Tensor) -> int:
+        """An index drawn from (Vd,) ``q``."""
+        return int(torch.multinomial(q, 1, generator=self.generator))
 
 
 class Grower(Protocol):
@@ -143,16 +153,17 @@ def grow(grower: Grower, budget: Budget, sampler: Sampler | None, ids: Tensor | 
     Args:
         grower: where distributions come from.
         budget: shape and size; ``rows`` 1 or ``depth`` 0 gives the empty draft.
-        sampler: draws the tokens of a chain; None takes the likeliest. Trees are always chosen, never drawn.
+        sampler: draws the tokens, siblings without replacement; None takes the likeliest.
         ids: (Vd,) target ids of the draft vocabulary, None when it is the target's.
     """
     if budget.rows < 2 or budget.depth < 1:
         return Draft.empty()
-    if budget.shape is not None:
-        return _static(grower, budget, ids)
-    if budget.width == 1:
+    if budget.width == 1 and budget.shape is None:
         return _chain(grower, min(budget.depth, budget.rows - 1), sampler, ids)
-    return _confident(grower, budget, ids)
+    if sampler is not None:
+        plan = shares(budget.rows - 1, budget.depth, budget.width) if budget.shape is None else fixed(budget.shape)
+        return drawn(grower, plan, sampler, ids)
+    return _static(grower, budget, ids) if budget.shape is not None else _confident(grower, budget, ids)
 
 
 def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | None) -> Draft:

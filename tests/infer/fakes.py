@@ -249,13 +249,15 @@ class Branching:
         return self._choose([(i, w) for i, w in enumerate(weights) if w > 0])
 
 
-def enumerate_law(run: Callable[[Branching], Hashable]) -> dict[Any, float]:
+def enumerate_law(
+    run: Callable[[Branching], Hashable], chooser_of: Callable[[Sequence[int]], Branching] = Branching
+) -> dict[Any, float]:
     """Exact law of what ``run`` returns, over every branch its chooser can take."""
     law: dict[Any, float] = defaultdict(float)
     todo: list[tuple[int, ...]] = [()]
     while todo:
         script = todo.pop()
-        chooser = Branching(script)
+        chooser = chooser_of(script)
         law[run(chooser)] += chooser.weight
         for at in range(len(script), len(chooser.taken)):
             todo += [(*chooser.taken[:at], other) for other in range(1, chooser.options[at])]
@@ -268,18 +270,18 @@ def enumerate_law(run: Callable[[Branching], Hashable]) -> dict[Any, float]:
 def zero_only_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant "wrong residual": p without the drafted token, though it was drawn."""
     asked: list[int] = []
-    real = verify._drawn_from
+    real = verify.drawn_from
 
     def remember(draft: Draft, node: int, like: Tensor) -> Tensor:
         asked.append(draft.tokens[node])
         return real(draft, node, like)
 
-    def residual(p: Tensor, q: Tensor) -> Tensor:
+    def residual(p: Tensor, q: Tensor) -> tuple[Tensor, float]:
         left = p.clone()
         left[asked[-1]] = 0
-        return left / left.sum()
+        return left / left.sum(), float(left.sum())
 
-    monkeypatch.setattr(verify, "_drawn_from", remember)
+    monkeypatch.setattr(verify, "drawn_from", remember)
     monkeypatch.setattr(verify, "residual", residual)
 
 
