@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from infer.decode import Decoding
 from infer.generation import Generation, assemble
 from infer.prefix import PrefixCache
 from infer.rounds import Rounds
+from infer.stable import fixed_rows, stable_passes
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
 from infer.verify import RULES, RandomChooser, Rule
@@ -35,16 +37,25 @@ class Manner:
         rule: acceptance rule by name, or ``"auto"``: the best for each draft (``verify.choose_rule``).
         control: decides each round's budget instead.
         prefix: beginnings that earlier calls have read.
+        stable: the same text whatever the draft in half precision too, with so many rows a pass (``infer.stable``).
     """
 
     budget: Budget | None = None
     rule: str = "auto"
     control: Any = None
     prefix: PrefixCache | None = None
+    stable: bool | int = False
 
     def __post_init__(self) -> None:
+        fixed_rows(self.stable)
         if self.prefix is not None and not isinstance(self.prefix, PrefixCache):
             raise ValueError(f"prefix_cache must be an infer.PrefixCache, not {type(self.prefix).__name__}")
+
+    def rounds(self, texts: Sequence[Decoding]) -> Rounds:
+        """The loop over these texts."""
+        target = texts[0].target
+        within = partial(stable_passes, target) if self.stable else nullcontext
+        return Rounds(texts, fixed_rows=fixed_rows(self.stable), prefix=self.prefix, within=within)
 
     def acceptance(self) -> Rule | None:
         """The rule itself; None for ``"auto"``.
@@ -90,6 +101,7 @@ def set_up(
         sampler=_sampler(config, budget, generator),
         keep_scores=bool(config.output_scores or config.output_logits),
         control=manner.control,
+        fixed_rows=fixed_rows(manner.stable),
     )
 
 
@@ -165,9 +177,10 @@ class Call:
             if manner.prefix is not None:
                 manner.prefix.check(self.target)
             self.texts = self._texts(generation_config, settings, taken, seed)
-        self.sink: Sink | None = make_sink(stream if stream is not None else streamer, self.need_tokenizer)
-        if self.sink is not None and len(self.texts) > 1:
+        wanted = stream if stream is not None else streamer
+        if wanted is not None and len(self.texts) > 1:
             raise ValueError(f"{len(self.texts)} texts cannot be streamed together: stream one at a time")
+        self.sink: Sink | None = make_sink(wanted, self.need_tokenizer)
 
     def _check_prompts(self, prompt: Any, mask: Tensor | None) -> None:
         for row in self.prompts:
@@ -251,7 +264,7 @@ class Call:
         with evaluating(self.target.model, *getattr(self.drafter, "modules", ())):
             if self.sink is not None:
                 self.sink.prompt(self.prompts[0])
-            for emitted in Rounds(self.texts, prefix=self.manner.prefix).run():
+            for emitted in self.manner.rounds(self.texts).run():
                 if self.sink is not None:
                     self.sink.push(emitted[0])
                 yield emitted

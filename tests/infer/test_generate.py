@@ -38,7 +38,6 @@ def medusa(model: Any, lookahead: int = 3) -> DraftHeads:
     "wrong",
     [
         {"num_beams": 2},
-        {"num_return_sequences": 2, "num_beams": 2},
         {"penalty_alpha": 0.6},
         {"dola_layers": "high"},
         {"guidance_scale": 1.5},
