@@ -97,7 +97,7 @@ def never(place: int) -> float:
 def test_a_wrong_drafter_costs_five_percent_at_most_after_a_short_trial(step: float, trees: tuple[int, ...]) -> None:
     costs = CostTable(rows=FLAT, drafts={(1, 1): step, (5, 1): 5 * step, (1, 8): step, (5, 8): 5 * step}, context=1)
     run = Simulation(control(costs, trees=trees), costs).run(600, never)
-    assert sum(run.seconds[:20]) <= run.plain(20 + TRIAL + 1)
+    assert sum(run.seconds[:20]) <= run.plain((1 + SLACK) * 20 + TRIAL)
     for start in (20, 50, 100, 300):
         assert run.over_plain(start) <= 1.05
     assert run.over_plain() <= 1.05
@@ -125,7 +125,7 @@ def test_it_stops_when_drafts_turn_bad_and_returns_when_they_are_good_again() ->
     run = Simulation(control(), CHEAP).run(400, lambda place: 0.8)
     run.run(600, never)
     assert run.over_plain(400) <= 1.05
-    assert sum(run.seconds[400:430]) <= run.plain(30 + TRIAL + 1)
+    assert sum(run.seconds[400:430]) <= run.plain((1 + SLACK) * 30 + TRIAL)
     assert run.share_drafted(450, 1000) < 0.1
     run.run(300, lambda place: 0.8)
     back = next(at for at in range(1000, 1300) if run.share_drafted(at, at + 20) == 1.0)
@@ -133,7 +133,7 @@ def test_it_stops_when_drafts_turn_bad_and_returns_when_they_are_good_again() ->
     assert run.over_plain(back) < 0.6
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     times=st.lists(st.floats(0.0, 0.5), min_size=6, max_size=6),
     draft=st.floats(0.0, 2.0),
@@ -160,11 +160,11 @@ def test_no_stretch_of_text_costs_more_than_the_bound(
     assert worst <= TRIAL * costs.round(PLAIN, batch) + 1e-9
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(chance=st.floats(0.0, 1.0), step=st.floats(0.0005, 0.05), seed=st.integers(0, 1000))
 def test_steady_text_is_decoded_nearly_as_fast_as_the_best_fixed_depth(chance: float, step: float, seed: int) -> None:
     costs = CostTable(rows=FLAT, drafts={(1, 1): step, (5, 1): 5 * step}, context=1)
-    run = Simulation(control(costs), costs, seed=seed).run(600, lambda place: chance)
+    run = Simulation(control(costs), costs, seed=seed).run(400, lambda place: chance)
     fixed = [costs.round(Budget.chain(k)) / sum(chance**i for i in range(k + 1)) for k in range(6)]
     assert sum(run.seconds[50:]) / sum(run.tokens[50:]) <= 1.2 * min(fixed)
 
@@ -221,7 +221,7 @@ def test_a_drafter_with_nothing_to_say_keeps_being_asked() -> None:
 
 
 def test_trees_are_tried_and_left_when_the_drafter_makes_chains() -> None:
-    wide = CostTable(rows={1: 1.0, 64: 1.3}, drafts={(1, 1): 0.05, (5, 1): 0.25, (1, 8): 0.05, (5, 8): 0.25}, context=1)
+    wide = CostTable(rows={1: 1.0, 64: 1.3}, drafts={(1, 1): 0.05, (5, 1): 0.25, (1, 8): 0.1, (5, 8): 0.5}, context=1)
     tree = Simulation(control(wide, trees=(4, 8, 16)), wide)
     tree.run(300, lambda place: 0.4, lambda budget: drafted(Budget.chain(budget.depth)))
     assert any(budget.width > 1 for budget in tree.budgets)
