@@ -52,7 +52,7 @@ def custom_generate(
     stream: Any = None,
     budget: Budget | None = None,
     rule: str = "auto",
-    control: Any = None,
+    control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
 ) -> Callable[..., Any]:
     """A decoding function for ``model.generate(custom_generate=…)``; it may be used for any number of calls.
@@ -72,9 +72,12 @@ def custom_generate(
     """
     if stop_strings is not None and tokenizer is None:
         raise ValueError("stop_strings need a tokenizer: pass tokenizer= to custom_generate")
-    ends = [] if stop_strings is None else [StopStringCriteria(tokenizer, stop_strings)]
+    ends = (
+        []
+        if stop_strings is None
+        else [StopStringCriteria(tokenizer, stop_strings if isinstance(stop_strings, str) else list(stop_strings))]
+    )
     manner = Manner(budget, rule, control, prefix_cache)
-    manner.acceptance()
     of_all = seed, stream
 
     def decode(
@@ -95,9 +98,10 @@ def custom_generate(
             drafter = drafters.make(draft, None, target)
             if manner.prefix is not None:
                 manner.prefix.check(target)
-            texts = _texts(target, drafter, input_ids, given, manner, seed)
+            settled = manner.settled(target, drafter, input_ids[:1], None if seed is None else 0)
+            texts = _texts(target, drafter, input_ids, given, settled, seed)
             with evaluating(*getattr(drafter, "modules", ())):
-                _run(texts, input_ids, stream, tokenizer, manner)
+                _run(texts, input_ids, stream, tokenizer, settled)
         rows = list(input_ids.split(1))
         out = assemble(texts, rows, generation_config, tokenizer)
         if not generation_config.return_dict_in_generate:

@@ -15,8 +15,9 @@ REPOSITORY: str | None = None
 COMMIT: str | None = None
 
 
-def generate(model: Any, inputs: Any = None, heads: Any = None, **kwargs: Any) -> Any:
-    """As ``model.generate``; ``heads`` names other heads than this repository's (a folder or a Hub id)."""
+def generate(model: Any, inputs: Any = None, heads: Any = None, draft: Any = None, **kwargs: Any) -> Any:
+    """As ``model.generate``; ``heads`` names other heads than this repository's (a folder or a Hub id), ``draft`` what
+    else to draft with, such as ``"lookup+heads"``."""
     try:
         import infer
         from heads import DraftHeads
@@ -36,7 +37,8 @@ def generate(model: Any, inputs: Any = None, heads: Any = None, **kwargs: Any) -
     prompt = inputs if inputs is not None else given.pop("input_ids", None)
     config = given.get("generation_config") or model.generation_config
     as_dict = given.pop("return_dict_in_generate", config.return_dict_in_generate)
-    out = infer.generate(model, prompt, draft=kept[1], **given)
+    drafter = infer.drafters.make(draft, kept[1], kept[1].target)
+    out = infer.generate(model, prompt, draft=drafter, **given)
     if not as_dict:
         return out.sequences
     fields: dict[str, Any] = {"sequences": out.sequences, "scores": out.scores, "logits": out.logits}
