@@ -16,7 +16,7 @@ from __future__ import annotations
 from itertools import islice
 
 DEEPEST = 32  # suffixes that learn of their latest occurrence, longest first: more there are only in a text like aaaa…
-MOST = 32  # continuations of a state that are looked at, the first followed last
+MOST = 16  # continuations of a state that are looked at, the first followed last
 
 
 class SuffixAutomaton:
