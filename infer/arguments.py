@@ -22,8 +22,9 @@ from heads.config import nearest
 from heads.target import Target
 
 # arguments taken by generate and stream themselves, beside the generation settings
-OWN = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream")
-OWN += ("budget", "rule", "control", "prefix_cache")
+OF_TEXT = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream")
+OF_DRAFTING = ("budget", "rule", "control", "prefix_cache", "stable")
+OWN = (*OF_TEXT, *OF_DRAFTING)
 TAKEN = ("attention_mask", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 
 # arguments of model.generate that have no meaning here, and why
@@ -41,7 +42,6 @@ NOT_TAKEN: dict[str, str] = {
     "negative_prompt_ids": "classifier-free guidance is not supported",
     "past_key_values": "the target's cache is made anew by each call",
     "position_ids": "positions follow from the prompt and its attention mask",
-    "stable": "fixed-shape passes are not supported in this version",
     "synced_gpus": "decoding over several processes is not supported in this version",
     "token_type_ids": "targets take token ids only",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer import drafters, processors
 from infer.arguments import check, evaluating, known_tokenizer, read_model, read_prompts, take, target_of, unpadded
+from infer.control import make as make_control
 from infer.decode import Decoding
 from infer.generation import Generation, assemble
 from infer.prefix import PrefixCache
@@ -25,7 +26,7 @@ from infer.rounds import Rounds
 from infer.stable import fixed_rows, stable_passes
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
-from infer.verify import RULES, RandomChooser, Rule
+from infer.verify import RandomChooser, named
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,15 @@ class Manner:
     Attributes:
         budget: size and shape of drafts; a chain as long as the drafter's look-ahead by default.
         rule: acceptance rule by name, or ``"auto"``: the best for each draft (``verify.choose_rule``).
-        control: decides each round's budget instead.
+        control: ``"fixed"``: every draft as large as ``budget`` allows; ``"auto"``: as large as pays, within ``budget``
+            (``infer.control``); or a control of the caller's.
         prefix: beginnings that earlier calls have read.
         stable: the same text whatever the draft in half precision too, with so many rows a pass (``infer.stable``).
     """
 
     budget: Budget | None = None
     rule: str = "auto"
-    control: Any = None
+    control: Any = "fixed"
     prefix: PrefixCache | None = None
     stable: bool | int = False
 
@@ -51,23 +53,29 @@ class Manner:
         if self.prefix is not None and not isinstance(self.prefix, PrefixCache):
             raise ValueError(f"prefix_cache must be an infer.PrefixCache, not {type(self.prefix).__name__}")
 
+    def settled(self, target: Target, drafter: drafters.Drafter, ids: Tensor, seed: int | None) -> Manner:
+        """The same with a control that is ready, or None: costs are measured here if they are not known yet.
+
+        Args:
+            ids: (1, n) prompt behind which they would be measured.
+            seed: of the call; with one the stored costs decide, without one the clock has its say.
+
+        Raises:
+            ValueError: no control has this name.
+        """
+        if self.control in (None, "fixed"):
+            return replace(self, control=None)
+        if self.control == "auto":
+            return replace(self, control=make_control(target, drafter, ids, seed=seed, budget=self.budget))
+        if isinstance(self.control, str) or not hasattr(self.control, "observe"):
+            raise ValueError(f"control must be 'auto', 'fixed' or a control (budget, observe), not {self.control!r}")
+        return self
+
     def rounds(self, texts: Sequence[Decoding]) -> Rounds:
         """The loop over these texts."""
         target = texts[0].target
         within = partial(stable_passes, target) if self.stable else nullcontext
         return Rounds(texts, fixed_rows=fixed_rows(self.stable), prefix=self.prefix, within=within)
-
-    def acceptance(self) -> Rule | None:
-        """The rule itself; None for ``"auto"``.
-
-        Raises:
-            ValueError: there is no rule of this name.
-        """
-        if self.rule == "auto":
-            return None
-        if self.rule not in RULES:
-            raise ValueError(f"rule {self.rule!r} is not known: use auto or one of {', '.join(RULES)}")
-        return RULES[self.rule]
 
 
 def set_up(
@@ -86,28 +94,27 @@ def set_up(
         generator: of everything drawn for it; None for torch's own.
     """
     config = prepared.config
-    budget = manner.budget or Budget.chain(drafter.lookahead)
     return Decoding(
         target=target,
         ids=unpadded(shown, prepared.attention_mask),
         drafter=drafter,
-        budget=budget,
+        budget=manner.budget or Budget.chain(drafter.lookahead),
         stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
         shown=shown,
         processors=prepared.processors,
         do_sample=bool(config.do_sample),
-        rule=manner.acceptance(),
+        rule=named(manner.rule, bool(config.do_sample)),
         chooser=RandomChooser(generator),
-        sampler=_sampler(config, budget, generator),
+        sampler=_sampler(config, generator),
         keep_scores=bool(config.output_scores or config.output_logits),
         control=manner.control,
         fixed_rows=fixed_rows(manner.stable),
     )
 
 
-def _sampler(config: GenerationConfig, budget: Budget, generator: torch.Generator | None) -> Sampler | None:
-    """Chains are drawn when the output is, from the heads' distribution under the same warpers; trees never."""
-    if not config.do_sample or budget.width > 1 or budget.shape is not None:
+def _sampler(config: GenerationConfig, generator: torch.Generator | None) -> Sampler | None:
+    """Draws drafts when the output is drawn, from the drafter's distribution under the same warpers."""
+    if not config.do_sample:
         return None
     return Sampler(config.temperature or 1.0, config.top_k or None, config.top_p, generator)
 
@@ -157,7 +164,6 @@ class Call:
         if stream is not None and streamer is not None:
             raise ValueError("stream and streamer are the same thing: give one of them")
         self.manner = manner
-        manner.acceptance()
         with ExitStack() as until_read:  # reading the model puts it in eval mode; hand it back if anything is wrong
             if isinstance(model, torch.nn.Module):
                 until_read.enter_context(evaluating(model))
@@ -207,6 +213,8 @@ class Call:
         places = [at for at in range(len(self.prompts)) for _ in range(copies)]
         self.prompts = [self.prompts[at] for at in places]
         drawn = generators(seed, len(places), self.target.device)
+        ids = unpadded(self.prompts[0], first.attention_mask)
+        self.manner = self.manner.settled(self.target, self.drafter, ids, None if seed is None else 0)
         texts = []
         for row, place in enumerate(places):
             alone = len(places) == 1

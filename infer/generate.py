@@ -27,8 +27,9 @@ def generate(
     *,
     budget: Budget | None = None,
     rule: str = "auto",
-    control: Any = None,
+    control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
+    stable: bool | int = False,
     **generation_kwargs: Any,
 ) -> Generation:
     """Decode one prompt or several; the output is the target's own, whatever the draft.
@@ -49,13 +50,16 @@ def generate(
         stream: called with each piece of new text, or a streamer of transformers.
         budget: size and shape of drafts; a chain as long as the drafter's look-ahead by default.
         rule: acceptance rule (``infer.verify.RULES``); ``"auto"`` takes the best for each draft.
-        control: a look-ahead control (``infer.control``) that decides each round's budget instead.
+        control: ``"fixed"``: drafts are as large as ``budget`` allows; ``"auto"``: as large as pays on this machine,
+            none where none does (``infer.control``; costs are measured once and stored); or a control of your own.
         prefix_cache: beginnings of texts read by earlier calls, which are not read again.
+        stable: the text is the same whatever the draft, in half precision too (:mod:`infer.stable`): every pass after
+            the prefill has 8 rows, or so many as are named here, and drafts are shortened to fit.
 
     Raises:
         ValueError: an argument that is unknown, wrong or not supported; its name and the reason are given.
     """
-    manner = Manner(budget, rule, control, prefix_cache)
+    manner = Manner(budget, rule, control, prefix_cache, stable)
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, stream, manner, generation_kwargs)
     for _ in call.run():
         pass
@@ -72,15 +76,16 @@ def stream(
     *,
     budget: Budget | None = None,
     rule: str = "auto",
-    control: Any = None,
+    control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
+    stable: bool | int = False,
     **generation_kwargs: Any,
 ) -> Iterator[str]:
     """Decode one prompt and yield pieces of the new text as they come; joined, they are the whole text.
 
     Arguments and errors as for :func:`generate`; wrong arguments raise here, before the first piece is asked for.
     """
-    manner = Manner(budget, rule, control, prefix_cache)
+    manner = Manner(budget, rule, control, prefix_cache, stable)
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, None, manner, generation_kwargs)
     if len(call.texts) > 1:
         raise ValueError(f"{len(call.texts)} texts cannot be streamed together: stream one at a time")
