@@ -16,7 +16,7 @@ from heads.target import Target
 from tests.tiny import tiny_model
 
 PROMPT = torch.tensor([[7, 3, 44, 12, 9, 30, 21, 5, 60]])
-NEW = 24
+NEW = 16
 BUDGETS = {
     "chain": Budget.chain(3),
     "static tree": Budget.static([(0,), (1,), (0, 0), (1, 0), (0, 1), (0, 0, 0), (1, 0, 2)]),

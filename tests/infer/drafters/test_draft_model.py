@@ -67,17 +67,22 @@ def test_sampled_drafts_carry_what_they_were_drawn_from() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("budget", [BUDGETS["chain"], BUDGETS["dynamic tree"]], ids=["chain", "tree"])
-def test_a_draft_model_with_fewer_positions_stops_drafting(family: str, budget: Budget) -> None:
-    """The last draft ends one behind its last position; from there on decoding is plain."""
-    target, positions = target_of(family), 20
-    model = tiny_model(family)
-    model.config.max_position_embeddings = positions
-    drafter = Checked(DraftModelDrafter(Target(model)), lambda ids: model(ids).logits[0, -1])
-    out = decode(target, drafter, budget, NEW)
+@pytest.mark.parametrize("shape", ["chain", "static tree"])
+def test_a_draft_model_with_fewer_positions_stops_drafting(family: str, shape: str) -> None:
+    """Drafts end one behind its last position, as their last token is not read; from there on decoding is plain."""
+    target, positions = target_of(family), 18
+    model = tiny_model(
+        family, **{"gpt2": {"n_positions": positions}}.get(family, {"max_position_embeddings": positions})
+    )
+    out = decode(target, checked(model), BUDGETS[shape])
     assert out.sequences[0].tolist() == plain(target)
-    ends = [r.depth for r in out.stats.log]
-    assert max(ends) > 1 and ends[-1] == 0 and out.stats.log[0].depth == budget.depth
+    length, depths = PROMPT.shape[1] + 1, []
+    for done in out.stats.log:
+        room = PROMPT.shape[1] + NEW - length - 1
+        depths.append((done.depth, max(0, min(3, positions + 1 - length, room))))
+        length += done.emitted
+    assert all(depth == expected for depth, expected in depths)
+    assert depths[0][0] == 3 and depths[-1][0] == 0
 
 
 def test_a_prompt_longer_than_its_positions() -> None:
