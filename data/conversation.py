@@ -1,162 +1,178 @@
 """Any row people have → one conversation, or a refusal that names what was wrong with it.
 
-Shapes of rows and names of roles are two tables, :data:`SHAPES` and :data:`ROLES`; nothing else in the package
-knows them. A row never loses a turn silently: what cannot be read is refused, and the one thing that is taken
-away (an assistant's turn before anybody asked) is counted.
+Shapes of rows are one table, :data:`SHAPES`. A row never loses a turn silently: what cannot be read is refused, and
+the one thing that is taken away (an assistant's turn before anybody asked) is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-ROLES: dict[str, str] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-}
-"""Every role's name in use → the three that chat templates know."""
+from data.messages import from_json, read_tools, read_turn, text_of
+from data.roles import ROLES
+from data.turns import Conversation, Refusal, Turn
+
+Row = Mapping[str, Any]
+Roles = Mapping[str, str]
+SYSTEM_KEYS = ("system", "system_prompt")
 
 
-class Refusal(ValueError):
-    """A row that cannot be used. ``reason`` is short and the same for all rows with the same fault (it is counted)."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One message; ``role`` is system, user or assistant."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """One row, read.
-
-    Attributes:
-        id: the row's own id, or its file's name and number.
-        turns: at least one; never begins (after a system turn) with the assistant.
-        finished: False when the last answer was cut, so that no end of turn may be rendered behind it.
-        orphans: assistant's turns taken from the front, as nobody had asked yet.
-    """
-
-    id: str
-    turns: tuple[Turn, ...]
-    finished: bool = True
-    orphans: int = 0
-
-    @property
-    def prompt(self) -> str:
-        """All that the user says, joined: what the held-out rule compares."""
-        return "\n".join(turn.content for turn in self.turns if turn.role == "user")
+def mend(value: Any) -> Any:
+    """``value`` with U+FFFD for halves of surrogate pairs, which no tokenizer takes; the same object if it has none."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return value
+    if isinstance(value, list):
+        items = [mend(item) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    if isinstance(value, Mapping):
+        pairs = [(mend(key), mend(item)) for key, item in value.items()]
+        same = all(new is key and item is value[key] for (new, item), key in zip(pairs, value, strict=True))
+        return value if same else dict(pairs)
+    return value
 
 
-def _text(content: Any) -> str:
-    """A message's text: a string, or a list of text parts joined."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(_part(part) for part in content)
-    raise Refusal("content is not text", f"a message's content is {type(content).__name__}, expected text")
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and (value.get("role") is not None or value.get("from") is not None)
 
 
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise Refusal("content is not text", f"a message has a part of type {kind!r}; only text can be trained on")
-
-
-def _turn(message: Any) -> Turn:
-    """A message in either spelling of its keys: role and content, or from and value."""
-    if not isinstance(message, Mapping):
-        raise Refusal("message is no object", f"a message is {type(message).__name__}, expected an object")
-    role = message.get("role") if message.get("role") is not None else message.get("from")
-    content = message.get("content") if message.get("content") is not None else message.get("value")
-    if not isinstance(role, str):
-        raise Refusal("message without role", f"a message has neither `role` nor `from` (its keys: {sorted(message)})")
-    if role.lower() not in ROLES:
-        raise Refusal("unknown role", f"unknown role {role!r} (known: {', '.join(ROLES)})")
-    return Turn(ROLES[role.lower()], _text(content))
-
-
-def _messages(key: str) -> Callable[[Mapping[str, Any]], list[Turn]]:
-    def read(row: Mapping[str, Any]) -> list[Turn]:
-        if not isinstance(row[key], list):
-            raise Refusal("messages are no list", f"`{key}` is {type(row[key]).__name__}, expected a list")
-        return [_turn(message) for message in row[key]]
+def _messages(key: str) -> Callable[[Row, Roles], list[Turn]]:
+    def read(row: Row, roles: Roles) -> list[Turn]:
+        messages = row[key]
+        if isinstance(messages, str) and messages.lstrip().startswith("["):  # as tables without lists keep them
+            messages = from_json(messages, "messages are no list", f"`{key}`")
+        if not isinstance(messages, list):
+            raise Refusal("messages are no list", f"`{key}` is {type(messages).__name__}, expected a list")
+        return [read_turn(message, roles) for message in messages]
 
     return read
 
 
-def _pair(asked: str, answered: str) -> Callable[[Mapping[str, Any]], list[Turn]]:
-    def read(row: Mapping[str, Any]) -> list[Turn]:
-        return [Turn("user", _text(row[asked])), Turn("assistant", _text(row[answered]))]
+def _side(value: Any, role: str, roles: Roles) -> list[Turn]:
+    """One side of a pair: text, or a list of messages."""
+    if isinstance(value, list) and value and all(map(_is_message, value)):
+        return [read_turn(message, roles) for message in value]
+    return [Turn(role, text_of(value))]
+
+
+def _pair(asked: str, answered: str, context: str | None = None) -> Callable[[Row, Roles], list[Turn]]:
+    """Question and answer; ``context`` stands under the question, pairs of a ``history`` before it."""
+
+    def read(row: Row, roles: Roles) -> list[Turn]:
+        before = row.get("history") or []
+        if not isinstance(before, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in before):
+            raise Refusal("history is no list of pairs", "`history` is expected to hold pairs of question and answer")
+        turns = [turn for q, a in before for turn in (Turn("user", text_of(q)), Turn("assistant", text_of(a)))]
+        question = _side(row[asked], "user", roles)
+        under = text_of(row[context]) if context and row.get(context) is not None else ""
+        if under.strip():
+            last = question[-1]
+            question[-1] = Turn(last.role, f"{last.content}\n\n{under}")
+        return turns + question + _side(row[answered], "assistant", roles)
 
     return read
 
 
-SHAPES: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], list[Turn]]], ...] = (
+SHAPES: tuple[tuple[tuple[str, ...], Callable[[Row, Roles], list[Turn]]], ...] = (
     (("messages",), _messages("messages")),
     (("conversations",), _messages("conversations")),
+    (("conversation",), _messages("conversation")),
+    (("instruction", "output"), _pair("instruction", "output", "input")),
+    (("instruction", "response"), _pair("instruction", "response", "context")),
     (("prompt", "response"), _pair("prompt", "response")),
+    (("prompt", "completion"), _pair("prompt", "completion")),
+    (("question", "answer"), _pair("question", "answer")),
 )
 """Shapes in order of trial: the keys that must be there (null counts as absent), and how the turns are read."""
+TEXT = "text"
+"""The key of a row that is plain text; tried last."""
 
 
-def read_conversation(row: Any, name: str) -> Conversation:
+def read_conversation(row: Any, name: str, roles: Roles = ROLES, *, answered: bool = True) -> Conversation:
     """Read one row.
 
     Args:
-        row: a decoded JSON row: an object in one of :data:`SHAPES`, with an optional top-level ``system`` text, ``id``
-            and ``finished``; or a bare list of messages.
+        row: a decoded JSON row: an object in one of :data:`SHAPES`, with an optional top-level ``system`` or
+            ``system_prompt``, ``tools``, ``id`` and ``finished``; an object with plain ``text``; a bare list of
+            messages; or the refusal that reading its file ended in.
         name: the conversation's id when the row has none.
+        roles: names of roles → the four of :data:`data.roles.ROLES`.
+        answered: refuse a row without an answer; else a question alone is a conversation.
 
     Raises:
         Refusal: no known shape, an unknown role, content that is not text, or nothing to learn from.
     """
+    if isinstance(row, Refusal):
+        raise row
+    try:
+        whole = mend(row)
+        return _read(whole, name, roles, answered, mended=whole is not row)
+    except RecursionError as error:
+        raise Refusal("nested too deeply", "the row's lists and objects are nested too deeply") from error
+
+
+def _read(row: Any, name: str, roles: Roles, answered: bool, mended: bool) -> Conversation:
     if isinstance(row, list):
         row = {"messages": row}
     if not isinstance(row, Mapping):
         raise Refusal("row is no object", f"the row is {type(row).__name__}, expected an object or a list of messages")
     present = {key for key, value in row.items() if value is not None}
-    shape = next((read for keys, read in SHAPES if present.issuperset(keys)), None)
+    id = str(row["id"]) if "id" in present and row["id"] != "" else name
+    fitting = [(keys, read) for keys, read in SHAPES if present.issuperset(keys)]
+    shape = next((read for keys, read in fitting if row[keys[0]] != []), fitting[0][1] if fitting else None)
     if shape is None:
-        known = "; ".join(" and ".join(keys) for keys, _ in SHAPES)
-        raise Refusal("unknown shape", f"the row has keys {sorted(present)}; expected one of: {known}")
-    turns = shape(row)
-    if "system" in present:
+        return _document(row, id, present, mended)
+    turns = shape(row, roles)
+    system = _system(row)
+    if system is not None and system not in (turn.content for turn in turns if turn.role == "system"):
         if any(turn.role == "system" for turn in turns):
-            raise Refusal("two system prompts", "the row has a top-level `system` and a system turn: keep one")
-        turns.insert(0, Turn("system", _text(row["system"])))
+            raise Refusal(
+                "two system prompts", "the row has a system prompt at the top and another as a turn: keep one"
+            )
+        turns.insert(0, Turn("system", system))
     finished = row["finished"] if "finished" in present else True
     if not isinstance(finished, bool):
         raise Refusal("finished is no boolean", f"`finished` is {finished!r}, expected true or false")
-    return _checked(str(row["id"]) if "id" in present else name, turns, finished)
+    kept, orphans = _asked(turns, answered)
+    if not finished and kept[-1].role != "assistant":
+        raise Refusal("cut turn is not last", "`finished` is false, but the last turn is not the assistant's")
+    tools = read_tools(row.get("tools") if row.get("tools") is not None else row.get("functions"))
+    return Conversation(id, tuple(kept), finished, orphans, tools, mended=mended)
 
 
-def _checked(id: str, turns: list[Turn], finished: bool) -> Conversation:
-    """The conversation without its orphaned first answers, if there is anything to learn from it."""
+def _document(row: Row, id: str, present: set[str], mended: bool) -> Conversation:
+    if TEXT not in present:
+        known = "; ".join([*(" and ".join(keys) for keys, _ in SHAPES), TEXT])
+        raise Refusal("unknown shape", f"the row has keys {sorted(map(str, present))}; expected one of: {known}")
+    if not isinstance(row[TEXT], str):
+        raise Refusal("content is not text", f"`text` is {type(row[TEXT]).__name__}, expected text")
+    if not row[TEXT].strip():
+        raise Refusal("empty text", "`text` is empty")
+    return Conversation(id, (), text=row[TEXT], mended=mended)
+
+
+def _system(row: Row) -> str | None:
+    """The system prompt at the top of the row, if it says anything."""
+    found = [text_of(row[key]) for key in SYSTEM_KEYS if row.get(key) is not None]
+    said = list(dict.fromkeys(text for text in found if text.strip()))
+    if len(said) > 1:
+        raise Refusal("two system prompts", "the row has two different system prompts at the top: keep one")
+    return said[0] if said else None
+
+
+def _asked(turns: list[Turn], answered: bool) -> tuple[list[Turn], int]:
+    """The turns without orphaned first answers, and how many those were, if there is anything to learn from them."""
     if not turns:
         raise Refusal("no turns", "the conversation is empty")
     start = 1 if turns[0].role == "system" else 0
     asked = next((i for i in range(start, len(turns)) if turns[i].role != "assistant"), len(turns))
     kept = turns[:start] + turns[asked:]
-    if not any(turn.role == "assistant" for turn in kept):
+    if answered and not any(turn.role == "assistant" for turn in kept):
         raise Refusal("no answer", "the conversation has no assistant's turn that follows a user's")
-    if not finished and kept[-1].role != "assistant":
-        raise Refusal("cut turn is not last", "`finished` is false, but the last turn is not the assistant's")
-    return Conversation(id, tuple(kept), finished, orphans=asked - start)
+    if not any(turn.role == "user" for turn in kept):
+        raise Refusal("no question", "the conversation has no user's turn")
+    return kept, asked - start

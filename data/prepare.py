@@ -1,88 +1,46 @@
-"""Files of conversations → a dataset on disk (Arrow) that training reads, with its provenance and a report.
+"""Conversations → a dataset on disk (Arrow) that training reads, with its provenance and a report.
 
     OUT/train/            datasets.Dataset: id, input_ids, loss_mask, finished
     OUT/heldout/          the same, when a part is held out
-    OUT/provenance.json   what determines the content: sources by hash, tokenizer, template, limits
+    OUT/provenance.json   what determines the content (sources by hash, tokenizer, template, limits), and what made it
     OUT/report.json       what was kept, cut and dropped, and why
 
-The folder is made beside its place and renamed when whole. Unchanged settings and sources: it is used again.
-Anything changed: it is made anew. A folder that holds anything else is left alone.
+Rows are read one by one, prepared in chunks by several processes, and put together in their order; a stopped run
+goes on where it was. The folder is made beside its place and renamed when whole. Unchanged settings and sources: it
+is used again. Anything changed: it is made anew. A folder that holds anything else is left alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
-from datasets.arrow_writer import ArrowWriter  # type: ignore[import-untyped]
 
-from data.conversation import Conversation, Refusal, read_conversation
-from data.files import read_rows, sha256
-from data.folder import PROVENANCE, REPORT, beside, claimed, place
-from data.render import Renderer
+from data.folder import PROVENANCE, REPORT, WHOLE, claimed, place, sweep, working
+from data.parts import Chunk, Part, PartWriter, write_parts
+from data.report import PrepareReport, reasons
+from data.roles import checked_roles
+from data.sources import Source, open_sources
 from data.split import split
 
-FORMAT = 1
-SHOWN = 20
-"""Refused rows that the report quotes."""
-STEP = 500
-"""Conversations between two reports of progress."""
-
-FEATURES = datasets.Features(
-    {
-        "id": datasets.Value("string"),
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "loss_mask": datasets.List(datasets.Value("bool")),
-        "finished": datasets.Value("bool"),
-    }
-)
+FORMAT = 2
+CHUNK = 256
+"""Rows of a part."""
+ALONE = 32_000_000
+"""Bytes of data up to which starting other processes takes longer than it saves."""
+MOST_PROCESSES = 16
 
 Progress = Callable[[str, int, int], None]
-"""Told the split, how many of its conversations are done, and of how many (0: unknown)."""
-
-
-@dataclass
-class PrepareReport:
-    """What became of the rows.
-
-    Attributes:
-        rows: rows read.
-        kept: conversations written, by split.
-        dropped: rows not written, by reason.
-        refused: the first of them, as ``file:row: what was wrong``.
-        cut: kept conversations that ended beyond ``max_length``.
-        unfinished: kept conversations whose last answer is not whole (by their own word, or cut).
-        orphans: assistant's turns dropped from the front of a conversation.
-        tokens: tokens written.
-        supervised: those of them that the loss mask covers.
-        split: the closest pair across the split, when a part is held out.
-        reused: the folder was there already, made by the same settings from the same sources.
-    """
-
-    rows: int = 0
-    kept: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
-    cut: int = 0
-    unfinished: int = 0
-    orphans: int = 0
-    tokens: int = 0
-    supervised: int = 0
-    split: dict[str, Any] | None = None
-    reused: bool = False
-
-    def drop(self, where: str, refusal: Refusal) -> None:
-        """Count a refused row, and quote it if it is among the first."""
-        self.dropped[refusal.reason] = self.dropped.get(refusal.reason, 0) + 1
-        if len(self.refused) < SHOWN:
-            self.refused.append(f"{where}: {refusal}")
+"""Told the stage, how many rows are done, and of how many (0: unknown)."""
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -98,167 +56,170 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _provenance(sources: Sequence[Path], tokenizer: Any, max_length: int, heldout: float, seed: int) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "sources": [{"name": path.name, "sha256": sha256(path)} for path in sources],
-        "tokenizer": tokenizer_hash(tokenizer),
-        "template": hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest(),
-        "max_length": max_length,
-        "heldout": heldout,
-        "seed": seed,
-    }
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(
     sources: Sequence[str | os.PathLike[str]],
     tokenizer: Any,
     out: str | os.PathLike[str],
-    *,
     max_length: int = 1024,
     heldout: float = 0,
     seed: int = 0,
+    *,
+    roles: Mapping[str, str] | None = None,
+    processes: int | None = None,
+    chunk: int = CHUNK,
     progress: Progress = lambda stage, done, total: None,
 ) -> PrepareReport:
-    """Write the dataset folder ``out`` from files of conversations.
+    """Write the dataset folder ``out`` from conversations.
 
     Args:
-        sources: JSON or JSON-lines files, gzipped or not.
-        tokenizer: the target's, with its chat template.
-        max_length: most tokens a conversation may have; the rest is cut away and counted.
+        sources: files (JSON, JSON lines, parquet, CSV; gzipped or not), folders of them, or data sets on the Hub, see
+            :func:`data.sources.open_sources`.
+        tokenizer: the target's, with its chat template (plain text does without).
+        max_length: most tokens a sequence may have; the rest is cut away and counted.
         heldout: fraction (below 1) or count of conversations to hold out by the rule of :mod:`data.overlap`; 0: none.
         seed: chooses what is held out.
+        roles: further names of roles → system, user, assistant or tool.
+        processes: that prepare at once; by default one for little data, else as many as there are cores (16 at most).
+        chunk: rows prepared together; the result does not depend on it.
 
     Raises:
         FileNotFoundError: a source is missing.
-        ValueError: a source is damaged, no row is usable, the tokenizer has no chat template, or ``out`` holds files
-            that preparing did not write. Nothing is written or deleted then.
+        ValueError: no row is usable, the template shows no answer, or ``out`` holds files that preparing did not
+            write. Nothing is written or deleted then.
+        OSError: the disk is full, or another run is preparing ``out``; what was prepared is kept for the next run.
     """
-    paths, out = [Path(source) for source in sources], Path(out)
-    if not paths:
-        raise ValueError("no data file was named")
-    if max_length < 1:
-        raise ValueError(f"max_length is {max_length}, it must be 1 or more")
-    for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(f"no data file {path}")
-    provenance = _provenance(paths, tokenizer, max_length, heldout, seed)
+    out = Path(out)
+    for name, value in (
+        ("max_length", max_length),
+        ("chunk", chunk),
+        ("processes", 1 if processes is None else processes),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, it must be 1 or more")
+    names = checked_roles(roles or {})
+    opened = open_sources(sources)
+    key = {
+        "format": FORMAT,
+        "sources": [source.content for source in opened],
+        "tokenizer": tokenizer_hash(tokenizer),
+        "template": _hash(tokenizer.chat_template),
+        "max_length": max_length,
+        "heldout": heldout,
+        "seed": seed,
+        "roles": dict(sorted((roles or {}).items())),
+    }
     found = claimed(out)
-    if found == provenance:
-        return PrepareReport(**{**json.loads((out / REPORT).read_text()), "reused": True})
+    if found is not None and found.get("key") == key:
+        sweep(out)
+        return PrepareReport(**{**json.loads((out / REPORT).read_text(encoding="utf-8")), "reused": True})
+    work_key = _hash([key, chunk])[:16]
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(out)
-    partial.mkdir()
-    try:
-        report = _write(partial, paths, Renderer(tokenizer), max_length, heldout, seed, progress)
-        (partial / REPORT).write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        (partial / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
-        place(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    sweep(out, keep=work_key)
+    with working(out, work_key) as work:
+        writer = PartWriter(work, tokenizer, names, max_length, bool(heldout))
+        report = PrepareReport()
+        parts = _parts(writer, opened, chunk, processes or _processes(opened), report, progress)
+        _assemble(work / WHOLE, parts, heldout, seed, report, opened)
+        told = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"
+        (work / WHOLE / REPORT).write_text(told, encoding="utf-8")
+        provenance = {"key": key, "made_with": _versions()}
+        (work / WHOLE / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        place(work / WHOLE, out)
     return report
 
 
-def _conversations(paths: Sequence[Path], report: PrepareReport) -> Iterator[tuple[str, Conversation]]:
-    """Readable conversations, each with its ``file:row``; the others are counted in ``report``."""
-    for path in paths:
-        for number, row in read_rows(path):
-            report.rows += 1
-            where = f"{path.name}:{number}"
-            try:
-                conversation = read_conversation(row, where)
-            except Refusal as refusal:
-                report.drop(where, refusal)
-                continue
-            report.orphans += conversation.orphans
-            yield where, conversation
+def _processes(sources: Sequence[Source]) -> int:
+    small = all(source.bytes for source in sources) and sum(source.bytes for source in sources) < ALONE
+    return 1 if small else min(os.cpu_count() or 1, MOST_PROCESSES)
 
 
-def _write(
-    folder: Path,
-    paths: Sequence[Path],
-    renderer: Renderer,
-    max_length: int,
-    heldout: float,
-    seed: int,
-    progress: Progress,
-) -> PrepareReport:
-    report = PrepareReport()
-    conversations: Iterable[tuple[str, Conversation]] = _conversations(paths, report)
-    parts: dict[str, Iterable[tuple[str, Conversation]]] = {"train": conversations}
-    if heldout:
-        every = list(conversations)
-        if every:
-            prompts = [conversation.prompt for _, conversation in every]
-            chosen = split(prompts, heldout, seed)
-            report.split = chosen.describe(prompts)
-            parts = {"train": [every[i] for i in chosen.train], "heldout": [every[i] for i in chosen.heldout]}
-    for name, members in parts.items():
-        _write_part(folder, name, members, renderer, max_length, report, progress)
-        if not report.kept[name]:
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(report.dropped.items()))
-            first = f"; the first is {report.refused[0]}" if report.refused else ""
-            raise ValueError(f"no usable row for {name} in {', '.join(map(str, paths))} ({reasons}){first}")
-    return report
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("datasets", "tokenizers", "transformers")}
 
 
-def _write_part(
-    folder: Path,
-    name: str,
-    conversations: Iterable[tuple[str, Conversation]],
-    renderer: Renderer,
-    max_length: int,
+def _chunks(sources: Sequence[Source], size: int) -> Iterator[Chunk]:
+    rows = ((f"{source.name}:{number}", row) for source in sources for number, row in source.rows())
+    while chunk := list(itertools.islice(rows, size)):
+        yield chunk
+
+
+def _parts(
+    writer: PartWriter,
+    sources: Sequence[Source],
+    size: int,
+    processes: int,
     report: PrepareReport,
     progress: Progress,
+) -> list[Part]:
+    """All parts in order, those made now and those that were there; ``report`` is their sum."""
+    number = 0
+
+    def missing() -> Iterator[tuple[int, Chunk]]:
+        nonlocal number
+        for index, chunk in enumerate(_chunks(sources, size)):
+            number = index + 1
+            if writer.done(index):
+                report.resumed += len(chunk)
+            else:
+                yield index, chunk
+
+    made = 0
+    for rows in write_parts(writer, missing(), processes):
+        made += rows
+        progress("rows", report.resumed + made, 0)
+    parts = [writer.read(index) for index in range(number)]
+    for part in parts:
+        report.add(part.report)
+    return parts
+
+
+def _assemble(
+    folder: Path, parts: Sequence[Part], heldout: float, seed: int, report: PrepareReport, sources: Sequence[Source]
 ) -> None:
-    scratch = folder / f"{name}.arrow"
-    kept = 0
-    with ArrowWriter(path=str(scratch), features=FEATURES) as writer:
-        for where, conversation in conversations:
-            try:
-                rendered = renderer.render(conversation.turns, finished=conversation.finished, max_length=max_length)
-                if not any(rendered.mask):
-                    raise Refusal("no answer within max_length", f"the first answer begins beyond {max_length} tokens")
-            except Refusal as refusal:
-                report.drop(where, refusal)
-                continue
-            writer.write(
-                {
-                    "id": conversation.id,
-                    "input_ids": rendered.ids,
-                    "loss_mask": rendered.mask,
-                    "finished": rendered.finished,
-                }
-            )
-            kept += 1
-            report.cut += rendered.cut
-            report.unfinished += not rendered.finished
-            report.tokens += len(rendered.ids)
-            report.supervised += sum(rendered.mask)
-            if kept % STEP == 0:
-                progress(name, kept, 0)
-        writer.finalize()
-    report.kept[name] = kept
-    if kept:
-        _save(scratch, folder / name)
-    scratch.unlink()
+    """The parts as the splits of one dataset folder.
 
-
-def _save(scratch: Path, folder: Path) -> None:
-    """One Arrow stream → a folder in the library's own layout, without the library's progress bar."""
+    Raises:
+        ValueError: nothing was kept, or too little to hold out that much of it.
+    """
+    if not report.kept.get("train"):
+        first = f"; the first is {report.refused[0]}" if report.refused else ""
+        where = ", ".join(source.name for source in sources)
+        raise ValueError(f"no usable row in {where} ({reasons(report.dropped)}){first}")
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped here
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        datasets.Dataset.from_file(str(scratch)).save_to_disk(str(folder))
+        whole = datasets.concatenate_datasets([datasets.Dataset.from_file(str(p.arrow)) for p in parts if p.arrow])
+        if heldout:
+            for name, rows in _sides(parts, heldout, seed, report).items():
+                whole.select(rows).save_to_disk(str(folder / name))
+        else:
+            whole.save_to_disk(str(folder / "train"))
     finally:
         if shown:
             datasets.enable_progress_bars()
 
 
+def _sides(parts: Sequence[Part], heldout: float, seed: int, report: PrepareReport) -> dict[str, list[int]]:
+    """Rows of the dataset on each side of a split of the conversations."""
+    prompts = [prompt for part in parts for prompt in part.prompts]
+    starts = list(itertools.accumulate((size for part in parts for size in part.sizes), initial=0))
+    chosen = split(prompts, heldout, seed)
+    report.split = chosen.describe(prompts)
+    sides = {"train": chosen.train, "heldout": chosen.heldout}
+    report.kept = {name: len(places) for name, places in sides.items()}
+    return {name: [r for i in places for r in range(starts[i], starts[i + 1])] for name, places in sides.items()}
+
+
 def load(folder: str | os.PathLike[str], split: str = "train") -> datasets.Dataset:
     """One split of a prepared folder.
 
-    Columns: ``id`` (str), ``input_ids`` (list of int32), ``loss_mask`` (list of bool), ``finished`` (bool).
+    Columns: ``id`` (str; with ``#turn`` behind it for the earlier sequences of a conversation that has several),
+    ``input_ids`` (list of int32), ``loss_mask`` (list of bool), ``finished`` (bool).
 
     Raises:
         FileNotFoundError: the folder is missing or was not made by :func:`prepare`, or has no such split.

@@ -9,6 +9,9 @@ missing marks is all zero). Instead each answer lies between two renderings of t
 
 The first is exactly the prompt that decoding starts from. Only the answer and the end-of-turn token are
 supervised: headers are given in decoding, and what follows the end of turn is never generated.
+
+A template that renders earlier turns differently once later ones come (it takes their thoughts away) makes one
+conversation several sequences: the answer of turn j is always learned in render(turns[:j+1]), as it was said.
 """
 
 from __future__ import annotations
@@ -18,122 +21,118 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import jinja2
-
-from data.conversation import Refusal, Turn
-
-_PROBE = "\u2063probe\u2063"
+from data.template import Template, Tools
+from data.turns import Conversation, Refusal, Turn
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """One conversation as the target reads it.
+    """A sequence as the target reads it.
 
     Attributes:
         ids: token ids.
         mask: for each id, True where it is the assistant's own (answer or end of turn).
         finished: the last answer is whole, its end of turn is there.
         cut: tokens beyond ``max_length`` were taken away.
+        last: place of the last supervised turn, which tells the sequences of one conversation apart.
     """
 
     ids: list[int]
     mask: list[bool]
     finished: bool
     cut: bool = False
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Where in a text an answer begins, where it stops, and where its end of turn does."""
+
+    start: int
+    stop: int
+    end: int
+
+
+@dataclass
+class _View:
+    """A text, and the answers that are learned in it, in order."""
+
+    text: str
+    spans: list[_Span]
+    last: int
 
 
 class Renderer:
     """Renders conversations with one tokenizer and its chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or the template does not show an answer's text.
+        ValueError: see :class:`data.template.Template`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: it cannot render conversations"
-            )
         self.tokenizer = tokenizer
-        asked, answered = Turn("user", "a"), Turn("assistant", _PROBE)
-        whole = self._text([asked, answered])
-        if _PROBE not in whole:
-            raise ValueError(f"the chat template of {tokenizer.name_or_path!r} does not show an answer's text")
-        before, self.closing = whole.split(_PROBE, 1)
-        """What the template writes behind an answer: end of turn, and perhaps more."""
-        self.end_of_turn = self._end_of_turn(self.closing)
-        opening = self._text([asked], generation=True)
-        self._prompts = opening != self._text([asked]) and before.startswith(opening)
+        self.template = Template(tokenizer)
 
-    def _text(self, turns: Sequence[Turn], *, generation: bool = False) -> str:
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
-        except (jinja2.TemplateError, TypeError) as error:
-            raise Refusal("refused by the template", f"the chat template refused the conversation: {error}") from error
-        return str(text)
-
-    def _end_of_turn(self, closing: str) -> str:
-        """The beginning of ``closing`` through its first special token; empty when there is none."""
-        tokenizer = self.tokenizer
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        found = [(closing.index(token), -len(token)) for token in special if token and token in closing]
-        if not found:
-            return ""
-        at, length = min(found)
-        return closing[: at - length]
-
-    def _opening(self, turns: Sequence[Turn]) -> str:
-        """All that stands before the answer to ``turns``: the prompt that decoding starts from.
-
-        A template without a generation prompt, and an answer that nothing precedes, are asked with a probe instead.
-        """
-        if turns and self._prompts:
-            return self._text(turns, generation=True)
-        return self._text([*turns, Turn("assistant", _PROBE)]).split(_PROBE, 1)[0]
-
-    def render(self, turns: Sequence[Turn], *, finished: bool = True, max_length: int | None = None) -> Rendered:
-        """Token ids and loss mask of one conversation, equally long.
+    def render(
+        self, turns: Sequence[Turn], *, tools: Tools = (), finished: bool = True, max_length: int | None = None
+    ) -> list[Rendered]:
+        """Token ids and loss mask of one conversation, equally long; each answer is supervised in exactly one sequence.
 
         Args:
-            turns: the messages; more than one answer is fine, each is supervised.
+            turns: the messages; more than one answer is fine.
+            tools: descriptions of functions, for the template.
             finished: False when the last answer was cut: it is rendered without an end of turn.
-            max_length: most tokens kept, from the front; turns before the limit stay supervised.
+            max_length: most tokens kept of a sequence, from the front: up to the end of its last whole answer, or,
+                where not even the first fits, as much of that as does.
 
         Raises:
-            Refusal: the template refuses the conversation, rewrites earlier turns when later ones come, or renders
-                an answer elsewhere than behind its generation prompt.
+            Refusal: the template refuses the conversation, leaves something out of it, or renders an answer elsewhere
+                than behind its generation prompt.
         """
-        text, spans = self._spans(turns, finished)
-        ids, bounds = self._tokenize(text, [bound for span in spans for bound in span])
+        views = self._views(turns, tools)
+        whole = [True] * (len(views) - 1) + [finished]
+        return [self._rendered(view, end, max_length) for view, end in zip(views, whole, strict=True)]
+
+    def prompt(self, turns: Sequence[Turn], tools: Tools = ()) -> list[int]:
+        """Ids that decoding the answer to ``turns`` starts from."""
+        return self._ids([self.template.opening(turns, tools)])[0]
+
+    def _views(self, turns: Sequence[Turn], tools: Tools) -> list[_View]:
+        """From the last answer to the first: a text that still begins as the answer was said serves it as well."""
+        answers = [j for j, turn in enumerate(turns) if turn.role == "assistant"]
+        if not answers:
+            raise Refusal("no answer", "the conversation has no assistant's turn")
+        last = self.template.through(turns[: answers[-1] + 1], tools)
+        text = last if answers[-1] == len(turns) - 1 else self.template.text(turns, tools)
+        self.template.check(turns, text, tools)
+        views = [_View(text, [], answers[-1])]
+        for j in reversed(answers):
+            through = last if j == answers[-1] else self.template.through(turns[: j + 1], tools)
+            if not views[-1].text.startswith(through):
+                views.append(_View(through, [], j))
+            view = views[-1]
+            span = _Span(self.template.before(turns[:j], through, tools), *self.template.end(through))
+            if not span.start <= span.stop <= span.end <= (view.spans[0].start if view.spans else len(view.text)):
+                raise Refusal("answer not found", "the chat template does not render the answer behind its header")
+            view.spans.insert(0, span)
+        return [view for view in reversed(views) if view.spans]
+
+    def _rendered(self, view: _View, finished: bool, max_length: int | None) -> Rendered:
+        text = view.text if finished else view.text[: view.spans[-1].stop]
+        ends = [span.end for span in view.spans[:-1]] + [view.spans[-1].end if finished else len(text)]
+        starts = [span.start for span in view.spans]
+        ids, places = self._tokenize(text, [bound for pair in zip(starts, ends, strict=True) for bound in pair])
+        spans = list(zip(places[::2], places[1::2], strict=True))
         mask = [False] * len(ids)
-        for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+        for start, end in spans:
             mask[start:end] = [True] * (end - start)
         cut = max_length is not None and len(ids) > max_length
-        if cut:
-            finished = finished and bool(bounds) and bounds[-1] <= (max_length or 0)
+        if max_length is not None and cut:
+            borders = [end for _, end in spans if end <= max_length]
+            finished = bool(borders) and (finished or len(borders) < len(spans))
+            max_length = borders[-1] if borders else max_length
             ids, mask = ids[:max_length], mask[:max_length]
-        return Rendered(ids, mask, finished, cut)
-
-    def _spans(self, turns: Sequence[Turn], finished: bool) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text, and where in it the supervised characters of each answer lie."""
-        text = self._text(turns)
-        spans = []
-        for j, turn in enumerate(turns):
-            if turn.role != "assistant":
-                continue
-            opening, through = self._opening(turns[:j]), self._text(turns[: j + 1])
-            if not text.startswith(through):
-                raise Refusal("template rewrites turns", "the chat template renders earlier turns differently later on")
-            end = len(through) - len(self.closing)
-            if not through.startswith(opening) or not through.endswith(self.closing) or end < len(opening):
-                raise Refusal("answer not found", "the chat template does not render the answer behind its header")
-            spans.append((len(opening), end + len(self.end_of_turn)))
-        if not finished:
-            start, end = spans[-1]
-            spans[-1] = (start, end - len(self.end_of_turn))
-            text = text[: spans[-1][1]]
-        return text, spans
+        return Rendered(ids, mask, finished, cut, view.last)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         """No special tokens are added: the template writes its own, a second BOS would be wrong."""
@@ -145,16 +144,56 @@ class Renderer:
     def _tokenize(self, text: str, bounds: list[int]) -> tuple[list[int], list[int]]:
         """Ids of ``text``, and ``bounds`` (in characters, ascending) as places in the ids.
 
-        Usually the ids of a beginning are a beginning of the ids. Where a merge would cross a bound, the pieces are
-        tokenized apart, as decoding does (prompt first, then token by token); that must still read as the same text.
+        Usually the ids of the pieces are a division of the ids. Where a merge would cross a bound, the pieces stay
+        apart, as in decoding (prompt first, then token by token); that must still read as the same text. Tokenizers
+        that begin every text with a space need the third way: beginnings in place of pieces.
         """
-        whole, *beginnings = self._ids([text, *(text[:bound] for bound in bounds)])
-        if all(whole[: len(ids)] == ids for ids in beginnings):
-            return whole, [len(ids) for ids in beginnings]
         edges = [0, *bounds, len(text)]
-        pieces = self._ids([text[a:b] for a, b in pairwise(edges)])
+        whole, *pieces = self._ids([text, *(text[a:b] for a, b in pairwise(edges))])
         joined = [id for piece in pieces for id in piece]
-        if self._read(joined) != self._read(whole):
-            raise Refusal("tokens cross a boundary", "the tokenizer joins an answer's end to what stands beside it")
-        places = [sum(map(len, pieces[: i + 1])) for i in range(len(bounds))]
+        if joined != whole:
+            beginnings = self._ids([text[:bound] for bound in bounds])
+            if all(whole[: len(ids)] == ids for ids in beginnings):
+                return whole, [len(ids) for ids in beginnings]
+            if self._read(joined) != self._read(whole):
+                raise Refusal("tokens cross a boundary", "the tokenizer joins an answer's end to what stands beside it")
+        places, total = [], 0
+        for piece in pieces[: len(bounds)]:
+            total += len(piece)
+            places.append(total)
         return joined, places
+
+
+def render_text(tokenizer: Any, text: str, *, max_length: int | None = None) -> Rendered:
+    """A document: all of it is learned, but for what the tokenizer puts in front of every text."""
+    starts = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    ids = list(tokenizer(text, add_special_tokens=not starts).input_ids)
+    given = int(bool(ids) and ids[0] == tokenizer.bos_token_id)
+    ended = bool(tokenizer.eos_token) and ids[-1:] == [tokenizer.eos_token_id]
+    cut = max_length is not None and len(ids) > max_length
+    ids = ids[:max_length]
+    return Rendered(ids, [False] * given + [True] * (len(ids) - given), ended and not cut, cut)
+
+
+def sequences(
+    conversation: Conversation, tokenizer: Any, renderer: Renderer | None, max_length: int | None
+) -> list[Rendered]:
+    """What is learned of one conversation or document: sequences with at least one supervised token.
+
+    Args:
+        renderer: for ``tokenizer``; None when it has no chat template, which only documents do without.
+
+    Raises:
+        Refusal: see :meth:`Renderer.render`; or nothing of it can be learned within ``max_length``.
+    """
+    if conversation.text is not None:
+        made = [render_text(tokenizer, conversation.text, max_length=max_length)]
+    elif renderer is None:
+        raise Refusal("no chat template", f"the tokenizer {tokenizer.name_or_path!r} has no chat template")
+    else:
+        turns, tools, finished = conversation.turns, conversation.tools, conversation.finished
+        made = renderer.render(turns, tools=tools, finished=finished, max_length=max_length)
+    kept = [one for one in made if any(one.mask)]
+    if not kept:
+        raise Refusal("no answer within max_length", f"the first answer begins beyond {max_length} tokens")
+    return kept

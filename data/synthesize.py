@@ -8,7 +8,6 @@ Two files grow in the output folder, prompts first: a run that stops goes on whe
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.completer import Completer
+from data.journal import append, claim, read_journal
 
 Progress = Callable[[str, int, int], None]
 """Told the stage, how much of it is done, and of how much (0: unknown)."""
@@ -70,45 +70,6 @@ def answer_prompt(tokenizer: Any, prompt: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a growing file; a half-written last line (a killed run's) is cut away."""
-    if not path.is_file():
-        return []
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) != len(raw):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _claim(folder: Path, settings: SynthesisSettings) -> None:
-    """Make the folder this run's own, or check that it already is."""
-    wanted = asdict(settings)
-    record = folder / SETTINGS
-    if record.is_file():
-        found = json.loads(record.read_text())["settings"]
-        changed = sorted(k for k in wanted if found.get(k) != wanted[k] and k != "conversations")
-        if changed:
-            raise ValueError(
-                f"{folder} was begun with other settings ({', '.join(f'{k}={found.get(k)!r}' for k in changed)}): "
-                "name another folder, or the same settings"
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and was not made by synthesis: name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = record.with_suffix(".tmp")
-    partial.write_text(json.dumps({"settings": wanted}, indent=2) + "\n")
-    partial.rename(record)
-
-
 def synthesize(
     completer: Completer,
     tokenizer: Any,
@@ -126,9 +87,9 @@ def synthesize(
         ValueError: the folder holds something else, or was begun with other settings.
     """
     folder = Path(folder)
-    _claim(folder, settings)
+    claim(folder, SETTINGS, "synthesis", asdict(settings), may_change=("conversations",))
     prompts, dropped, sampled = _prompts(completer, tokenizer, folder, settings, progress)
-    rows = [row for row in _read_rows(folder / ANSWERS) if row["id"] < settings.conversations]
+    rows = [row for row in read_journal(folder / ANSWERS) if row["id"] < settings.conversations]
     have = {row["id"] for row in rows}
     todo = [(i, p) for i, p in enumerate(prompts) if i not in have]
     for at in range(0, len(todo), settings.chunk):
@@ -148,7 +109,7 @@ def synthesize(
             }
             for (i, prompt), answer in zip(part, answers, strict=True)
         ]
-        _append(folder / ANSWERS, new)
+        append(folder / ANSWERS, new)
         rows += new
         progress("answers", len(rows), len(prompts))
     return SynthesisReport(
@@ -166,7 +127,7 @@ def _prompts(
     """The first ``settings.conversations`` usable prompts, drawing more chunks until there are enough."""
     header = user_header(tokenizer)
     special = [t for t in tokenizer.all_special_tokens if t]
-    chunks = _read_rows(folder / PROMPTS)
+    chunks = read_journal(folder / PROMPTS)
     prompts: list[str] = []
     seen: set[str] = set()
     dropped: Counter[str] = Counter()
@@ -193,7 +154,7 @@ def _prompts(
         )
         texts = [tokenizer.decode(d.ids, skip_special_tokens=False) for d in drawn]
         chunk = {"chunk": index, "prompts": [[text, d.finished] for text, d in zip(texts, drawn, strict=True)]}
-        _append(folder / PROMPTS, [chunk])
+        append(folder / PROMPTS, [chunk])
         chunks.append(chunk)
         take(chunk)
         if index > 20 and not prompts:

@@ -16,6 +16,8 @@ import headstart
 VERBS = [
     "data synthesize",
     "data prepare",
+    "data regenerate",
+    "data inspect",
     "quickstart",
     "train-speed",
     "eval",

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from data.commands import TARGET, Progress, register
+from data.commands import TARGET, register
 from data.prepare import load
+from data.progress import Progress
 from heads.embedded import NAME
 from headstart import Verbs
 from tests.data import toys

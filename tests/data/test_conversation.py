@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.conversation import ROLES, Refusal, Turn, read_conversation
+from data.conversation import read_conversation
+from data.roles import ROLES
+from data.turns import Refusal, Turn
 from tests.data.toys import chat
 
 PAIR = (Turn("user", "q"), Turn("assistant", "a"))

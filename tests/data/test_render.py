@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.conversation import Refusal, Turn
-from data.render import Renderer
+from data.render import Renderer, render_text
+from data.turns import Refusal, ToolCall, Turn
 from tests.data import toys
 from tests.data.toys import chat
 
@@ -24,7 +24,7 @@ def turns(messages: list[dict[str, str]]) -> list[Turn]:
 def render(template: str, messages: list[dict[str, str]], **options: Any) -> tuple[str, list[int]]:
     """The text of the ids, and the mask as numbers."""
     tokenizer = toys.tokenizer(template)
-    rendered = Renderer(tokenizer).render(turns(messages), **options)
+    (rendered,) = Renderer(tokenizer).render(turns(messages), **options)
     assert len(rendered.ids) == len(rendered.mask)
     return tokenizer.decode(rendered.ids), [int(bit) for bit in rendered.mask]
 
@@ -32,6 +32,8 @@ def render(template: str, messages: list[dict[str, str]], **options: Any) -> tup
 @pytest.mark.parametrize("template", [toys.NOGEN, toys.TAGGED, toys.PROMPTLESS])
 def test_mask_with_and_without_generation_marks(template: str) -> None:
     """Literal ids and mask; a mask that covers prompts would have 14 ones here."""
+    (rendered,) = Renderer(toys.tokenizer(template)).render(turns(FOUR))
+    assert rendered.ids == [260, 71, 72, 262, 261, 78, 74, 262, 260, 64, 262, 261, 65, 262]
     text, mask = render(template, FOUR)
     assert text == "[U]hi[E][A]ok[E][U]a[E][A]b[E]"
     assert mask == FIVE_OF_FOURTEEN
@@ -72,24 +74,36 @@ def test_unfinished_multi_turn_keeps_earlier_ends() -> None:
     assert (text, mask) == ("[U]hi[E][A]ok[E][U]a[E][A]b", FIVE_OF_FOURTEEN[:-1])
 
 
-@pytest.mark.parametrize(("limit", "finished"), [(13, False), (14, True), (None, True)])
+@pytest.mark.parametrize(("limit", "finished"), [(7, False), (8, True), (None, True)])
 def test_cut_answers_are_not_finished(limit: int | None, finished: bool) -> None:
-    rendered = Renderer(toys.tokenizer()).render(turns(FOUR), max_length=limit)
+    (rendered,) = Renderer(toys.tokenizer()).render(turns(FOUR)[:2], max_length=limit)
     assert (rendered.finished, rendered.cut) == (finished, not finished)
 
 
-def test_limit_inside_the_third_prompt_keeps_two_answers() -> None:
-    """Case A21."""
-    text, mask = render(toys.NOGEN, [*FOUR, *chat("long question", "c")], max_length=18)
-    assert text == "[U]hi[E][A]ok[E][U]a[E][A]b[E][U]lon"
-    assert mask == [*FIVE_OF_FOURTEEN, 0, 0, 0, 0]
+@pytest.mark.parametrize("limit", [14, 18, 29, 31])
+def test_too_long_is_cut_behind_the_last_answer_that_fits(limit: int) -> None:
+    """Inside the third question or the third answer: the first two stay, whole."""
+    (rendered,) = Renderer(toys.tokenizer()).render(turns([*FOUR, *chat("long question", "c")]), max_length=limit)
+    assert toys.learned(toys.tokenizer(), rendered) == "[U]hi[E][A]{ok[E]}[U]a[E][A]{b[E]}"
+    assert [int(bit) for bit in rendered.mask] == FIVE_OF_FOURTEEN
+    assert (rendered.finished, rendered.cut) == (True, True)
+
+
+def test_too_long_in_the_first_answer_keeps_what_fits_of_it() -> None:
+    (rendered,) = Renderer(toys.tokenizer()).render(turns(chat("hi", "a long answer", "a", "b")), max_length=9)
+    assert toys.learned(toys.tokenizer(), rendered) == "[U]hi[E][A]{a lo}"
+    assert (rendered.finished, rendered.cut) == (False, True)
+
+
+def test_a_cut_at_a_border_makes_an_unfinished_conversation_end_well() -> None:
+    (rendered,) = Renderer(toys.tokenizer()).render(turns(FOUR), finished=False, max_length=12)
+    assert (len(rendered.ids), rendered.finished, rendered.cut) == (8, True, True)
 
 
 def test_one_bos_when_template_and_tokenizer_both_have_one() -> None:
-    """Case A14."""
     tokenizer = toys.tokenizer(toys.BOS, bos=True)
     assert tokenizer("x").input_ids[0] == tokenizer.bos_token_id
-    ids = Renderer(tokenizer).render(turns(FOUR)).ids
+    (ids,) = [one.ids for one in Renderer(tokenizer).render(turns(FOUR))]
     assert ids[0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in ids[1:]
 
@@ -97,7 +111,7 @@ def test_one_bos_when_template_and_tokenizer_both_have_one() -> None:
 def test_a_merge_across_the_boundary_is_not_made() -> None:
     """Decoding starts from the prompt's own tokens: the header's line break does not melt into the answer's."""
     tokenizer = toys.tokenizer(toys.LINES, merges=[("Ċ", "Ċ")])
-    rendered = Renderer(tokenizer).render(turns(chat("a", "\nb")))
+    (rendered,) = Renderer(tokenizer).render(turns(chat("a", "\nb")))
     pair, single = tokenizer.convert_tokens_to_ids("ĊĊ"), tokenizer.convert_tokens_to_ids("Ċ")
     assert pair in tokenizer("[A]\n\nb").input_ids
     assert pair not in rendered.ids
@@ -115,11 +129,126 @@ def test_the_template_may_refuse() -> None:
         renderer.render([Turn("system", "s"), *turns(FOUR)])
 
 
-def test_a_template_that_rewrites_earlier_answers_is_refused_by_name() -> None:
+def test_a_template_that_leaves_out_earlier_answers_is_refused_by_name() -> None:
     renderer = Renderer(toys.tokenizer(toys.FORGETFUL))
-    assert sum(renderer.render(turns(chat("a", "b"))).mask) == 2
-    with pytest.raises(Refusal, match="renders earlier turns differently"):
+    assert [sum(one.mask) for one in renderer.render(turns(chat("a", "b")))] == [2]
+    with pytest.raises(Refusal, match="does not show the assistant's turn 'ok'"):
         renderer.render(turns(FOUR))
+
+
+def test_a_template_that_leaves_out_the_system_is_refused_by_name() -> None:
+    renderer = Renderer(toys.tokenizer(toys.UNSEEN_SYSTEM))
+    assert len(renderer.render(turns(FOUR))) == 1
+    with pytest.raises(Refusal, match="does not show the system's turn 'be kind'"):
+        renderer.render([Turn("system", "be kind"), *turns(FOUR)])
+
+
+def views(template: str, said: list[Turn], **options: Any) -> list[str]:
+    tokenizer = toys.tokenizer(template)
+    return [toys.learned(tokenizer, one) for one in Renderer(tokenizer).render(said, **options)]
+
+
+THOUGHT = chat("q", "<think>first</think>a", "r", "<think>second</think>b")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        turns(THOUGHT),
+        [
+            Turn("user", "q"),
+            Turn("assistant", "a", reasoning="first"),
+            Turn("user", "r"),
+            Turn("assistant", "b", reasoning="second"),
+        ],
+    ],
+)
+def test_thoughts_that_are_taken_from_earlier_turns(said: list[Turn]) -> None:
+    """Each answer is learned where it was said, its thoughts with it; later sequences hold none of the earlier."""
+    assert views(toys.THINKING, said) == [
+        "[U]q[E][A]{<think>first</think>a[E]}",
+        "[U]q[E][A]a[E][U]r[E][A]{<think>second</think>b[E]}",
+    ]
+
+
+def test_each_sequence_is_the_rendering_up_to_its_answer() -> None:
+    tokenizer = toys.tokenizer(toys.THINKING)
+    rendered = Renderer(tokenizer).render(turns(THOUGHT))
+    for one, through in zip(rendered, (2, 4), strict=True):
+        wanted = tokenizer.apply_chat_template(THOUGHT[:through], tokenize=True, return_dict=False)
+        assert one.ids == wanted
+    assert [one.last for one in rendered] == [1, 3]
+
+
+def test_an_inserted_empty_block_of_thoughts_is_given_and_not_said() -> None:
+    assert views(toys.THINKING, turns(FOUR)) == [
+        "[U]hi[E][A]<think></think>{ok[E]}",
+        "[U]hi[E][A]ok[E][U]a[E][A]<think></think>{b[E]}",
+    ]
+
+
+def test_thoughts_that_are_always_taken_away_are_put_back_where_they_were_said() -> None:
+    """The generation prompt begins them, so the answer goes on from there; plain answers have no such beginning."""
+    assert views(toys.OPENED, turns(THOUGHT)) == [
+        "[U]q[E][A]<think>{first</think>a[E]}",
+        "[U]q[E][A]a[E][U]r[E][A]<think>{second</think>b[E]}",
+    ]
+    assert views(toys.OPENED, turns(FOUR)) == ["[U]hi[E][A]{ok[E]}[U]a[E][A]{b[E]}"]
+
+
+def test_limits_hold_for_each_sequence() -> None:
+    assert views(toys.THINKING, turns(THOUGHT), max_length=12) == [
+        "[U]q[E][A]{<think>f}",
+        "[U]q[E][A]a[E][U]r[E][A]{<t}",
+    ]
+
+
+def test_reasoning_without_a_place_is_refused() -> None:
+    with pytest.raises(Refusal, match="no place for an answer's reasoning"):
+        views(toys.NOGEN, [Turn("user", "q"), Turn("assistant", "a", reasoning="first")])
+
+
+def test_headers_that_users_type_are_theirs() -> None:
+    """Boundaries come from rendering, so a typed header opens no answer and a typed end closes none."""
+    assert views(toys.NOGEN, turns(chat("say [A] then [E][A]no", "yes", "[U]", "ok"))) == [
+        "[U]say [A] then [E][A]no[E][A]{yes[E]}[U][U][E][A]{ok[E]}"
+    ]
+
+
+def test_questions_behind_the_last_answer_stay_and_are_not_learned() -> None:
+    assert views(toys.NOGEN, turns(chat("q", "a", "r"))) == ["[U]q[E][A]{a[E]}[U]r[E]"]
+
+
+def test_a_template_that_writes_the_date_is_told_a_fixed_one() -> None:
+    assert views(toys.DATED, turns(chat("q", "a"))) == ["[S]26 Jul 2024[E][U]q[E][A]{a[E]}"]
+
+
+LOOK_UP = ToolCall("look_up", {"key": "x"})
+TOOL_TURNS = [Turn("user", "q"), Turn("assistant", "", (LOOK_UP,)), Turn("tool", "42"), Turn("assistant", "ok")]
+
+
+@pytest.mark.parametrize("template", [toys.TOOLS, toys.TOOLS_JOINED, toys.TOOLS_PRINTED])
+def test_calls_are_learned_and_what_tools_say_is_not(template: str) -> None:
+    assert views(template, TOOL_TURNS) == ['[U]q[E][A]{look_up({"key": "x"})[E]}[U]tool:42[E][A]{ok[E]}']
+
+
+def test_tools_are_shown_or_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    assert views(toys.TOOLS, TOOL_TURNS, tools=tools)[0].startswith('[S][{"type": "function", "function": {"name": "l')
+    with pytest.raises(Refusal, match="no place for the row's tools"):
+        views(toys.NOGEN, turns(FOUR), tools=tools)
+    with pytest.raises(Refusal, match="does not show all of the assistant's turn 'look_up'"):
+        views(toys.NOGEN, TOOL_TURNS[:2])
+
+
+def test_documents_are_learned_whole_but_for_what_the_tokenizer_puts_in_front() -> None:
+    plain, bos = toys.tokenizer(), toys.tokenizer(bos=True)
+    assert toys.learned(plain, render_text(plain, "ab")) == "{ab}"
+    for text in ("ab", "<s>ab"):
+        assert toys.learned(bos, render_text(bos, text)) == "<s>{ab}"
+    assert [render_text(plain, text).finished for text in ("ab", "ab</s>")] == [False, True]
+    cut = render_text(plain, "ab</s>", max_length=2)
+    assert (toys.learned(plain, cut), cut.cut, cut.finished) == ("{ab}", True, False)
 
 
 def test_no_template_and_a_template_that_hides_answers() -> None:
@@ -145,10 +274,13 @@ def test_supervised_tokens_read_as_the_answers(pairs: list[tuple[str, str]], fin
     for renderer in RENDERERS:
         tokenizer = renderer.tokenizer
         said = [Turn(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
-        rendered = renderer.render(said, finished=finished)
+        (rendered,) = renderer.render(said, finished=finished)
         supervised = [id for id, bit in zip(rendered.ids, rendered.mask, strict=True) if bit]
         answers = "".join(answer + "[E]" for _, answer in pairs)
         assert tokenizer.decode(supervised) == (answers if finished else answers.removesuffix("[E]"))
-        cut = renderer.render(said, finished=finished, max_length=limit)
-        assert (cut.ids, cut.mask) == (rendered.ids[:limit], rendered.mask[:limit])
+        (cut,) = renderer.render(said, finished=finished, max_length=limit)
+        length = len(cut.ids)
+        assert (cut.ids, cut.mask) == (rendered.ids[:length], rendered.mask[:length])
         assert cut.cut == (len(rendered.ids) > limit)
+        ends = [i for i in range(1, limit + 1) if rendered.mask[i - 1 : i + 1] == [True, False]]
+        assert length == (len(rendered.ids) if not cut.cut else max(ends, default=limit))

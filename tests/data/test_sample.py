@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import data
-from data.conversation import Conversation, read_conversation
+from data.conversation import read_conversation
 from data.files import read_rows
 from data.overlap import closest, overlaps
 from data.render import Renderer
+from data.turns import Conversation
 from heads.embedded import NAME, SHA256
 from heads.target import Target
 from tests.tiny import real_target
@@ -58,7 +59,7 @@ def test_held_out_prompts_are_apart() -> None:
 
 def gaps(target: Target, renderer: Renderer, conversation: Conversation) -> list[float]:
     """For each supervised token: the float32 logit of the arg-max minus its own, in one teacher-forced pass."""
-    rendered = renderer.render(conversation.turns, finished=conversation.finished)
+    (rendered,) = renderer.render(conversation.turns, finished=conversation.finished)
     ids = torch.tensor([rendered.ids])
     logits = target.forward(ids).logits[0, :-1].float()
     gap = logits.max(-1).values - logits.gather(-1, ids[0, 1:, None])[:, 0]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from data.completer import Completion
-from data.conversation import Turn
 from data.files import read_rows
 from data.render import Renderer
 from data.share import share
@@ -24,6 +23,7 @@ from data.synthesize import (
     synthesize,
     user_header,
 )
+from data.turns import Turn
 from tests.data import toys
 
 SETTINGS = SynthesisSettings("toy", conversations=5, chunk=4, max_answer_tokens=9)
@@ -155,5 +155,5 @@ def test_sharing(tmp_path: Path) -> None:
 def test_rendering_starts_from_the_prompt_that_was_answered() -> None:
     """What is trained on is what the engine saw: prompt ids, then answer ids."""
     tokenizer = toys.tokenizer(toys.LINES)
-    rendered = Renderer(tokenizer).render([Turn("user", "hi"), Turn("assistant", "ok")])
+    (rendered,) = Renderer(tokenizer).render([Turn("user", "hi"), Turn("assistant", "ok")])
     assert rendered.ids[: rendered.mask.index(True)] == answer_prompt(tokenizer, "hi")

@@ -49,6 +49,48 @@ FORGETFUL = (
     "{% else %}{{ h[m['role']] + m['content'] + '[E]' }}{% endif %}{% endfor %}" + _PROMPT
 )
 """Empties every answer but a last one."""
+_SPLIT = (
+    "{% set said = m['content'].split('</think>')[-1] %}{% set thought = m['reasoning_content'] or "
+    "(m['content'].split('</think>')[0].split('<think>')[-1] if '</think>' in m['content'] else '') %}"
+)
+THINKING = (
+    _HEADER + "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    + _SPLIT
+    + "[A]{% if loop.index0 > ns.last %}{{ '<think>' + thought + '</think>' }}{% endif %}{{ said + '[E]' }}"
+    "{% else %}{{ h[m['role']] + m['content'] + '[E]' }}{% endif %}{% endfor %}" + _PROMPT
+)
+"""Thoughts only behind the last question, an empty block of them where an answer has none; takes both spellings."""
+OPENED = (
+    _HEADER + "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{{ '[A]' + m['content'].split('</think>')[-1] + '[E]' }}"
+    "{% else %}{{ h[m['role']] + m['content'] + '[E]' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[A]<think>{% endif %}"
+)
+"""Takes the thoughts of every answer away, also of a last one, and begins one in its generation prompt."""
+_TOOL_HEADER = (
+    _HEADER.replace("'[U]',", "'[U]', 'tool': '[U]tool:',") + "{% if tools %}[S]{{ tools | tojson }}[E]{% endif %}"
+)
+_TOOL_TURNS = (
+    "{% for m in messages %}{{ h[m['role']] + m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}CALL{% endfor %}[E]{% endfor %}" + _PROMPT
+)
+TOOLS = _TOOL_HEADER + _TOOL_TURNS.replace(
+    "CALL", "{{ c['function']['name'] }}({{ c['function']['arguments'] | tojson }})"
+)
+"""Shows tools, calls with their arguments as an object, and what tools answer."""
+TOOLS_JOINED = _TOOL_HEADER + _TOOL_TURNS.replace(
+    "CALL", "{{ c['function']['name'] + '(' + c['function']['arguments'] + ')' }}"
+)
+"""The same, with arguments that must be text."""
+TOOLS_PRINTED = _TOOL_HEADER + _TOOL_TURNS.replace(
+    "CALL", "{{ c['function']['name'] }}({{ c['function']['arguments'] }})"
+)
+"""The same, printing arguments whatever they are."""
+DATED = "[S]{{ strftime_now('%d %b %Y') }}[E]" + NOGEN
+UNSEEN_SYSTEM = _HEADER + "{% for m in messages if m['role'] != 'system' %}" + _PLAIN.split("%}", 1)[1] + _PROMPT
+"""Leaves the system's turn out."""
 
 
 def tokenizer(template: str | None = NOGEN, *, merges: Sequence[tuple[str, str]] = (), bos: bool = False) -> Any:
@@ -80,6 +122,18 @@ def tokenizer(template: str | None = NOGEN, *, merges: Sequence[tuple[str, str]]
 def chat(*contents: str) -> list[dict[str, str]]:
     """Messages of a user and an assistant in turn."""
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def learned(tokenizer: Any, rendered: Any) -> str:
+    """The sequence's text, with what its mask covers between ``{`` and ``}``."""
+    text, inside = "", False
+    for id, bit in [*zip(rendered.ids, rendered.mask, strict=True), (None, False)]:
+        if bit != inside:
+            text += "{" if bit else "}"
+            inside = bit
+        if id is not None:
+            text += tokenizer.decode([id])
+    return text
 
 
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:

@@ -1,0 +1,81 @@
+"""What the verbs of this package have in common on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from data.completer import Completer
+from data.roles import ROLES
+
+TARGET = "headstart/smollm2-135m-q4"
+"""The embedded default target's name."""
+
+Report = tuple[dict[str, Any], str]
+Engine = Callable[[str, str, int], tuple[Completer, Any]]
+"""``(target, dtype, batch size) → (engine, tokenizer)``."""
+
+
+def amount(text: str) -> float:
+    """A fraction below 1, or a whole count; 0 for none."""
+    value = float(text)
+    if value < 0 or (value >= 1 and value != int(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction below 1 nor a count")
+    return value
+
+
+def switch(parser: argparse.ArgumentParser, name: str, help: str) -> None:
+    """A flag that can be turned on and off; off by default."""
+    parser.add_argument(name, action=argparse.BooleanOptionalAction, default=False, help=f"{help} (default: off)")
+
+
+def role(text: str) -> tuple[str, str]:
+    """``NAME=ROLE`` → both."""
+    name, sign, meant = text.rpartition("=")
+    if not sign or meant not in ROLES.values():
+        known = ", ".join(dict.fromkeys(ROLES.values()))
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=ROLE with a role of {known}")
+    return name, meant
+
+
+def source_options(parser: argparse.ArgumentParser) -> None:
+    """What every verb that reads conversations asks for."""
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="file (.jsonl, .json, .parquet, .csv; gzipped or not), folder of files, or ORG/NAME[:SPLIT] on the Hub",
+    )
+    parser.add_argument(
+        "--role",
+        type=role,
+        action="append",
+        default=[],
+        metavar="NAME=ROLE",
+        help="what a role's name means, e.g. my-model=assistant; may be given several times",
+    )
+
+
+def engine_options(parser: argparse.ArgumentParser) -> None:
+    """How the local engine runs the target."""
+    parser.add_argument("--target", default=TARGET, help="embedded name, folder or Hub id (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, help="rows decoded together (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="of the target (default: %(default)s)",
+    )
+
+
+def at_least_one(args: argparse.Namespace, *names: str) -> None:
+    """Refuse counts below 1.
+
+    Raises:
+        ValueError: one of them is.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, it must be 1 or more")
