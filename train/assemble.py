@@ -50,22 +50,26 @@ def load_conversations(config: RunConfig, part: str, target: Target, ranks: Rank
 
     Raises:
         FileNotFoundError: there is neither a file nor a prepared folder of that name.
-        ValueError: nothing usable in it, or fewer conversations than processes.
+        ValueError: nothing usable in it, a folder among files, or fewer conversations than processes.
     """
     named = getattr(config.data, part)
-    source = BUILTIN.get(named, Path(named))
-    if not source.exists():
-        raise FileNotFoundError(
-            f"data.{part} is {named}, which does not exist: name a file of conversations, a folder of "
-            f"`headstart data prepare`, or builtin:{part}"
-        )
-    split = "train"
+    sources = [BUILTIN.get(name.strip(), Path(name.strip())) for name in named.split(" + ")]
+    for source in sources:
+        if not source.exists():
+            raise FileNotFoundError(
+                f"data.{part} is {named}, and {source} does not exist: name a file of conversations (several: A + B), a "
+                f"folder of `headstart data prepare`, or builtin:{part}"
+            )
+    if len(sources) > 1 and any(source.is_dir() for source in sources):
+        raise ValueError(f"data.{part} is {named}: files are joined by +, a prepared folder stands alone")
+    split, source = "train", sources[0]
     if source.is_file():
         folder = Path(config.output.folder) / "prepared" / part
         if ranks.main:
-            report = prepare([source], target.tokenizer(), folder, max_length=config.data.max_length)
+            report = prepare(sources, target.tokenizer(), folder, max_length=config.data.max_length)
             dropped = f", {sum(report.dropped.values())} dropped" if report.dropped else ""
-            reporter.say(f"data: {source.name} has {report.kept['train']} conversations{dropped} → {folder}")
+            names = " + ".join(source.name for source in sources)
+            reporter.say(f"data: {names} has {report.kept['train']} conversations{dropped} → {folder}")
         ranks.wait()
     else:
         folder = source

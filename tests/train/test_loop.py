@@ -214,10 +214,18 @@ def test_prepared_folders_and_relative_paths(world: Path, launch: Launch, monkey
     }  # fmt: skip
 
 
+def test_several_files_are_one_training_set(world: Path, launch: Launch) -> None:
+    lines = (world / "train.jsonl").read_text().splitlines(keepends=True)
+    (world / "a.jsonl").write_text("".join(lines[:5]))
+    (world / "b.jsonl").write_text("".join(lines[5:12]))
+    report = launch("--data.train", f"{world / 'a.jsonl'} + {world / 'b.jsonl'}", "--train.max_steps", 1)
+    assert report["data"]["conversations"] == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.train", "nowhere.jsonl"], r"data\.train is nowhere\.jsonl, which does not exist"),
+        (["--data.train", "nowhere.jsonl"], r"data\.train is nowhere\.jsonl, and nowhere\.jsonl does not exist"),
         (["--heads.kind", "eagel"], "eagle"),
         (["--heads.options.no_such_option", "1"], "no_such_option"),
         (["--heads.draft_vocab_size", "100000"], "draft_vocab_size"),
