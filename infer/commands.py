@@ -1,4 +1,4 @@
-"""The verbs ``eval``, ``bench``, ``verify`` and ``generate``."""
+"""The verbs ``eval``, ``bench``, ``plan``, ``verify`` and ``generate``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,10 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from infer import answer, bench, certify, evaluate
+from infer import answer, bench_verb, certify, evaluate, plan_verb
 from infer.drafters import HeadsDrafter
 from infer.law import Sampling
-from infer.options import (
-    SAMPLE,
-    budget_of,
-    draft_option,
-    heads_options,
-    load,
-    others,
-    positive,
-    prompt_options,
-    prompts_of,
-    sample,
-)
+from infer.options import heads_options, load, named_prompts, others, positive, prompt_options, prompts_of, sample
 from infer.prompts import Prompt, read_prompts
 
 Report = tuple[dict[str, Any], str]
@@ -63,10 +52,17 @@ def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequenc
     )
     add(
         "bench",
-        help="wall-clock of decoding with heads beside the target alone, interleaved in one run",
-        example="headstart bench runs/quickstart/heads --count 12 --json bench.json",
-        configure=_configure_bench,
-        run=_bench,
+        help="wall-clock of decoding with heads, or any drafts, beside the target alone, interleaved in one run",
+        example="headstart bench runs/quickstart/heads --drafts heads,lookup,lookup+heads --temperature 0,0.7",
+        configure=bench_verb.configure,
+        run=bench_verb.run,
+    )
+    add(
+        "plan",
+        help="what drafts would gain on this machine, before heads are trained or with heads that are",
+        example="headstart plan headstart/smollm2-135m-q4 --acceptance 0.6 --batches 1,4,16 --png plan.png",
+        configure=plan_verb.configure,
+        run=plan_verb.run,
     )
     add(
         "verify",
@@ -133,7 +129,7 @@ def _eval(args: argparse.Namespace, closest: Callable[[Sequence[str], Sequence[s
         evaluate.Settings(args.max_new_tokens, args.temperature, args.seed),
         ranks=ranks,
     )
-    report = {"heads": args.heads, "prompts": str(args.prompts or SAMPLE)} | report
+    report = {"heads": args.heads, "prompts": named_prompts(args)} | report
     text = evaluate.table(report)
     if closest is not None and args.training is not None:
         report["closest"] = _closest(closest, read_prompts(args.training), prompts)
@@ -158,40 +154,6 @@ def _closest(
     }
 
 
-def _configure_bench(parser: argparse.ArgumentParser) -> None:
-    heads_options(parser)
-    prompt_options(parser, 12)
-    parser.add_argument(
-        "--warmup",
-        type=positive,
-        default=4,
-        metavar="N",
-        help="held-out prompts, others than those timed, that warm up and choose the draft (default: %(default)s)",
-    )
-    draft_option(parser, "auto", "auto: what measured costs and acceptance choose")
-
-
-def _bench(args: argparse.Namespace) -> Report:
-    prompts = prompts_of(args)
-    warmup = others(prompts, args.warmup)
-    drafter = load(args)
-    target, tokenizer = drafter.heads.target, drafter.heads.target.tokenizer()
-    report = bench.bench(
-        target,
-        drafter,
-        evaluate.ask(prompts, tokenizer),
-        evaluate.ask(warmup, tokenizer),
-        max_new_tokens=args.max_new_tokens,
-        budget=budget_of(args.draft, "auto", drafter.lookahead),
-    )
-    report = {
-        "ok": report["equality"]["explained"],
-        "heads": args.heads,
-        "prompts": str(args.prompts or SAMPLE),
-    } | report
-    return report, bench.table(report)
-
-
 def _configure_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="jsonl (default: the held-out part of the sample)")
@@ -200,11 +162,13 @@ def _configure_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draws",
         type=positive,
-        default=300,
+        default=1000,
         metavar="N",
         help="sampled rounds behind each of two prompts (default: %(default)s)",
     )
-    parser.add_argument("--top-k", type=positive, default=8, metavar="K", help="of sampling (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="of sampling (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.9, metavar="P", help="of sampling (default: %(default)s)")
+    parser.add_argument("--top-k", type=positive, metavar="K", help="of sampling (default: no such filter)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     parser.add_argument(
         "--certificate", type=Path, metavar="FILE", help=f"where it goes (default: HEADS/{CERTIFICATE}, or here)"
@@ -224,7 +188,7 @@ def _verify(args: argparse.Namespace) -> Report:
     plan = certify.Plan.usual(
         first.config.lookahead,
         max_new_tokens=args.max_new_tokens,
-        sampling=Sampling(draws=args.draws, top_k=args.top_k, seed=args.seed),
+        sampling=Sampling(args.draws, args.temperature, args.top_k, args.top_p, seed=args.seed),
     )
     del first
     certificate = certify.certify(

@@ -8,10 +8,10 @@ still looks cheaper than one over fewer, that is noise, and it is given the dear
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -149,6 +149,12 @@ def settings(target: Target) -> dict[str, str | int]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def where(report: Mapping[str, Any]) -> str:
+    """The head of a table: which target, on what; ``report`` has ``target`` and ``settings``."""
+    at = report["settings"]
+    return f"{report['target']} ({at['dtype']}, {at['device']}, {at['threads']} threads)"
 
 
 def _rounds(

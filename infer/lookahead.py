@@ -47,8 +47,8 @@ class CostTable:
     def target(self, rows: int, batch: int = 1) -> float:
         """Seconds of a pass over ``batch`` texts with ``rows`` rows each, on straight lines between what was measured.
 
-        Without a measured batch it is taken for the pass over ``batch · rows`` rows of one text, or for ``batch`` passes
-        where those are cheaper; beyond the largest measured one it grows at most in proportion.
+        Without a measured batch it is taken for the pass over ``batch · rows`` rows of one text, or for ``batch``
+        passes where those are cheaper; beyond the largest measured one it grows at most in proportion.
         """
         key = (rows, batch)
         if key not in self._known:
@@ -68,7 +68,7 @@ class CostTable:
         return seconds if batch <= largest else min(max(seconds, most), most * batch / largest)
 
     def draft(self, depth: int, width: int) -> float:
-        """Seconds of a draft ``depth`` deep and ``width`` wide; no draft costs nothing, nor does a drafter never timed."""
+        """Seconds of a draft ``depth`` deep and ``width`` wide; 0 for no draft, or where none was timed."""
         if depth == 0 or not self.drafts:
             return 0.0
         key = (-depth, width)
@@ -133,7 +133,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to decode and what it is expected to give."""
+    """One way to decode and what it is expected to give each text."""
 
     name: str
     budget: Budget
@@ -186,24 +186,30 @@ def expected_tokens(shape: Shape, ranks: Sequence[Sequence[float]]) -> float:
     return total
 
 
-def candidates(costs: CostTable, acceptance: Acceptance, tree_rows: Sequence[int] = TREE_ROWS) -> list[Candidate]:
-    """Every way to decode that the measurements speak about, fastest first; plain decoding is always one of them."""
-    found = [Candidate("plain", PLAIN, 1.0, costs.target(1) + costs.overhead)]
+def candidates(
+    costs: CostTable, acceptance: Acceptance, tree_rows: Sequence[int] = TREE_ROWS, batch: int = 1
+) -> list[Candidate]:
+    """Every way to decode that the measurements speak about, fastest first; plain decoding is always one of them.
+
+    Tokens are each text's, seconds those of a round of ``batch`` texts.
+    """
+    found = [Candidate("plain", PLAIN, 1.0, costs.round(PLAIN, batch))]
     tokens = 1.0
     for depth, joint in enumerate(acceptance.joint, 1):
         tokens += joint
         budget = Budget.chain(depth)
-        found.append(Candidate(f"chain {depth}", budget, tokens, costs.round(budget)))
+        found.append(Candidate(f"chain {depth}", budget, tokens, costs.round(budget, batch)))
     for rows in tree_rows:
         shape = static_tree(acceptance.ranks, rows)
         if len(shape) == rows - 1:  # otherwise the ranks measured do not fill it, and a smaller one is the same tree
             budget = Budget.static(shape)
-            found.append(
-                Candidate(f"static tree {rows}", budget, expected_tokens(shape, acceptance.ranks), costs.round(budget))
-            )
+            tokens = expected_tokens(shape, acceptance.ranks)
+            found.append(Candidate(f"static tree {rows}", budget, tokens, costs.round(budget, batch)))
     for (rows, depth, width), tau in acceptance.dynamic.items():
         budget = Budget(rows=rows, depth=depth, width=width)
-        found.append(Candidate(f"dynamic tree {rows} depth {depth} width {width}", budget, tau, costs.round(budget)))
+        found.append(
+            Candidate(f"dynamic tree {rows} depth {depth} width {width}", budget, tau, costs.round(budget, batch))
+        )
     return sorted(found, key=lambda candidate: candidate.speed, reverse=True)
 
 

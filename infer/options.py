@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -12,7 +13,9 @@ from heads.base import DraftHeads
 from heads.grow import Budget
 from infer.drafters import HeadsDrafter
 from infer.evaluate import TREE_WIDTH
-from infer.prompts import Prompt, read_prompts
+from infer.prompts import BUILTIN, Prompt, read_prompts
+
+T = TypeVar("T")
 
 SAMPLE = Path(__file__).resolve().parents[1] / "data" / "sample" / "heldout.jsonl.gz"
 DTYPES = ("bfloat16", "float32", "float16")
@@ -27,6 +30,11 @@ DRAFTS: dict[str, Callable[[int, int], Budget]] = {
 def heads_options(parser: argparse.ArgumentParser) -> None:
     """Which heads, in which dtype."""
     parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
+    dtype_option(parser)
+
+
+def dtype_option(parser: argparse.ArgumentParser) -> None:
+    """In which dtype."""
     parser.add_argument(
         "--dtype", choices=DTYPES, default="bfloat16", help="of target and heads (default: %(default)s)"
     )
@@ -36,9 +44,10 @@ def prompt_options(parser: argparse.ArgumentParser, count: int) -> None:
     """Which prompts, how many (``count`` of the sample by default), and how long the answers."""
     parser.add_argument(
         "--prompts",
-        type=Path,
+        action="append",
         metavar="FILE",
-        help="jsonl with messages, prompt or turns (default: the held-out part of the sample that comes along)",
+        help=f"jsonl with messages, prompt or turns, or {', '.join(BUILTIN)}; may be given several times (default: the "
+        "held-out part of the sample that comes along)",
     )
     parser.add_argument("--per-category", type=positive, metavar="N", help="first N of each category (default: all)")
     parser.add_argument(
@@ -96,8 +105,48 @@ def sample() -> Path:
 def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     """The prompts a verb works on."""
     if args.prompts is not None:
-        return read_prompts(args.prompts, per_category=args.per_category, limit=args.count)
+        found = [prompt for file in args.prompts for prompt in read_prompts(file, per_category=args.per_category)]
+        return found[: args.count]
     return read_prompts(sample(), per_category=args.per_category, limit=args.count or args.sample_count)
+
+
+def named_prompts(args: argparse.Namespace) -> str:
+    """Where the prompts came from, for a report."""
+    return ", ".join(args.prompts or [str(SAMPLE)])
+
+
+def numbers(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Of an option that takes several values with commas between them."""
+
+    def read(text: str) -> list[T]:
+        return [kind(part) for part in text.split(",")]
+
+    read.__name__ = f"list of {kind.__name__}"  # argparse names it in its error
+    return read
+
+
+def count(text: str) -> int:
+    """A count of 0 or more."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return value
+
+
+def share(text: str) -> float:
+    """A share between 0 and 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def temperature(text: str) -> float:
+    """0 or more."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no temperature: 0 is greedy, above it is sampled")
+    return value
 
 
 def others(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""Prompts to measure on: one JSON object a line, in the shapes people have them in."""
+"""Prompts to measure on: one JSON object a line, in the shapes people have them in, and some that are built in."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def read_prompts(path: str | Path, *, per_category: int | None = None, limit: in
     """Read a ``.jsonl`` or ``.jsonl.gz`` file of rows with ``messages``, ``prompt`` or ``turns``.
 
     Args:
-        path: the file. ``category`` (or ``task``) and ``question_id`` (or ``id``) are kept where a row has them.
+        path: the file, or one of :data:`BUILTIN`. ``category`` (or ``task``) and ``question_id`` (or ``id``) are kept
+            where a row has them.
         per_category: keep the first so many of each category.
         limit: keep the first so many of what is left.
 
@@ -68,10 +69,9 @@ def read_prompts(path: str | Path, *, per_category: int | None = None, limit: in
         OSError: no such file.
         ValueError: a line that is no prompt, with its number; or no prompt at all.
     """
-    path = Path(path)
     found: list[Prompt] = []
     counts: dict[str, int] = {}
-    for number, row in _rows(path):
+    for number, row in BUILTIN[str(path)]() if str(path) in BUILTIN else _rows(Path(path)):
         shape = next((name for name in SHAPES if name in row), None)
         if shape is None:
             raise ValueError(
@@ -104,3 +104,55 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is no JSON object")
             yield number, row
+
+
+def _json_extraction() -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Twenty made-up records of a shop with the fields to copy out of each: text that a lookup can draft."""
+    made = zip(ITEMS, CITIES * 4, PEOPLE * 4, strict=True)
+    for number, (item, city, person) in enumerate(made, 1):
+        product, colour, price = item
+        code, count = f"{product[:2].upper()}-{1000 + 37 * number}", 1 + number % 7
+        if number % 2:
+            record = (
+                f"Order {code} was placed by {person} on 2024-{1 + number % 12:02d}-{1 + number:02d}. It holds {count} "
+                f"pieces of the {colour} {product} at {price} euros each and goes to {number} Market Street in {city}."
+            )
+            fields = "order, customer, date, item, colour, quantity, price, street, city"
+        else:
+            record = (
+                f"The {product} (article {code}) comes in {colour}, costs {price} euros and weighs "
+                f"{count}.{number % 10} kg. It is made in {city}; questions go to {person}, "
+                f"{person.split()[0].lower()}@shop.example."
+            )
+            fields = "article, name, colour, price, weight, origin, contact, email"
+        ask = f"Extract these fields from the record as JSON and write nothing else: {fields}."
+        yield number, {"prompt": f"{ask}\n\nRecord:\n{record}", "category": "json extraction", "id": f"json {number}"}
+
+
+ITEMS = (
+    ("desk lamp", "green", "39.90"),
+    ("rain jacket", "dark blue", "84.00"),
+    ("tea kettle", "copper", "27.50"),
+    ("wall clock", "white", "19.95"),
+    ("garden chair", "oak brown", "112.00"),
+    ("travel bag", "grey", "58.40"),
+    ("steel bottle", "silver", "16.20"),
+    ("wool blanket", "cream", "49.00"),
+    ("bread knife", "black", "23.75"),
+    ("bike helmet", "yellow", "64.99"),
+    ("table fan", "light grey", "31.00"),
+    ("picture frame", "walnut", "12.80"),
+    ("camping stove", "red", "45.60"),
+    ("office chair", "black", "179.00"),
+    ("yoga mat", "violet", "22.30"),
+    ("coffee grinder", "matt black", "71.25"),
+    ("snow boots", "brown", "95.50"),
+    ("book shelf", "white", "139.00"),
+    ("head torch", "orange", "34.10"),
+    ("soup bowl", "turquoise", "9.90"),
+)
+CITIES = ("Lisbon", "Utrecht", "Graz", "Tampere", "Leeds")
+PEOPLE = ("Maria Lindgren", "Tomas Okafor", "Ana Petrov", "Jonas Weber", "Leila Haddad")
+
+# names that stand for a file → its rows
+BUILTIN: dict[str, Callable[[], Iterator[tuple[int, Mapping[str, Any]]]]] = {"builtin:json": _json_extraction}

@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heads.grow import Budget
 from heads.target import Target
+from infer.control import Control
 from infer.drafters import Drafter
 from infer.evaluate import Question
 from infer.generate import generate
@@ -25,6 +27,7 @@ class Clock:
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.arrivals: list[float] = []
+        self.sizes: list[int] = []  # tokens that came together
         self._prompt = True
 
     def put(self, value: Tensor) -> None:
@@ -33,6 +36,7 @@ class Clock:
             self._prompt = False
         else:
             self.arrivals += [time.perf_counter()] * value.numel()
+            self.sizes.append(value.numel())
 
     def end(self) -> None:
         """Nothing follows."""
@@ -44,7 +48,8 @@ class Run:
 
     Attributes:
         tokens: new tokens.
-        groups: how many arrived together: the prefill's token, then each round's.
+        groups: how many arrived together: the prefill's token, then each round's. (transformers' assisted decoding
+            has no prefill apart: its first group is the first round's.)
         ttft: seconds to the first token.
         waits: seconds before each group but the first.
         stats: the loop's own account; None for ``model.generate``.
@@ -71,7 +76,7 @@ class Run:
     def free(self) -> list[bool]:
         """For each group after the first, whether it lies outside loops of the text."""
         inside = in_loop(self.tokens)
-        flags, at = [], 1
+        flags, at = [], self.groups[0] if self.groups else 0
         for size in self.groups[1:]:
             flags.append(not all(inside[at : at + size]))
             at += size
@@ -91,36 +96,70 @@ class Run:
         return [wait / size for size, wait in zip(self.groups[1:], self.waits, strict=True) for _ in range(size)]
 
 
-def bare(target: Target, question: Question, max_new_tokens: int) -> Run:
-    """The greedy answer of ``model.generate`` and nothing else."""
+def sampling(temperature: float) -> dict[str, Any]:
+    """Settings of ``generate``: greedy at 0, else sampled from the whole vocabulary."""
+    if not temperature:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+
+
+def bare(
+    target: Target,
+    question: Question,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    **drafting: Any,
+) -> Run:
+    """The answer of ``model.generate`` and nothing else, or with its own ``drafting``."""
     ids = question.ids.to(target.device)
+    torch.manual_seed(seed)
     clock = Clock()
     out = target.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
-        do_sample=False,
         num_beams=1,
         streamer=clock,
+        **sampling(temperature),
+        **drafting,
     )
-    tokens = out[0, ids.shape[1] :].tolist()
-    return Run.of(clock, tokens, [1] * len(tokens))
+    return Run.of(clock, out[0, ids.shape[1] :].tolist(), clock.sizes)
 
 
-def loop(target: Target, drafter: Drafter, question: Question, budget: Budget, max_new_tokens: int) -> Run:
-    """The greedy answer of this project's loop."""
+def loop(
+    target: Target,
+    drafter: Drafter,
+    question: Question,
+    budget: Budget | None,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    control: Control | str = "fixed",
+) -> Run:
+    """The answer of this project's loop."""
     clock = Clock()
     out = generate(
         target,
         question.ids,
         draft=drafter,
         budget=budget,
+        control=control,
+        seed=seed if temperature else None,
         stream=clock,
         max_new_tokens=max_new_tokens,
-        do_sample=False,
+        **sampling(temperature),
     )
     tokens = out.sequences[0, question.ids.shape[1] :].tolist()
     return Run.of(clock, tokens, [1, *(r.emitted for r in out.stats.log)], out.stats)
+
+
+def tokens_per_round(runs: Sequence[Run], without_loops: bool = False) -> float:
+    """τ, sum over sum, from what arrived together after the first group; 0 without a round."""
+    kept = [
+        size for run in runs for size, free in zip(run.groups[1:], run.free, strict=True) if free or not without_loops
+    ]
+    return sum(kept) / len(kept) if kept else 0.0
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -47,7 +47,6 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with gzip.open(sample, "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     monkeypatch.setattr(options, "SAMPLE", sample)
-    monkeypatch.setattr(commands, "SAMPLE", sample)
     return sample
 
 
@@ -73,7 +72,7 @@ def verbs(closest: Any = None) -> dict[str, Run]:
 
 
 def test_the_verbs() -> None:
-    assert list(verbs()) == ["eval", "bench", "verify", "generate"]
+    assert list(verbs()) == ["eval", "bench", "plan", "verify", "generate"]
 
 
 def test_eval(folder: Path, prompts: Path) -> None:
@@ -124,6 +123,70 @@ def test_bench(folder: Path, prompts: Path) -> None:
     assert report["budget"] == {"rows": 3, "depth": 2, "width": 1, "shape": None}
     assert "speed-up" in text
     assert report["settings"]["warmup_prompts"] == ["sample 8"]
+
+
+def test_bench_of_several_drafts(folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path))
+    argv = [folder, "--count", 2, "--warmup", 1, "--max-new-tokens", 8, "--dtype", "float32"]
+    report, text = verbs()["bench"](*argv, "--drafts", "heads,lookup,layers:0-1,4", "--temperature", "0,0.8")
+    assert list(report["temperatures"]) == ["0", "0.8"]
+    assert {"heads", "lookup", "layers:0-1,4"} <= set(report["temperatures"]["0"]["ways"])
+    assert all(figures["all"]["identical"] == 2 for figures in report["temperatures"]["0"]["ways"].values())
+    assert "layers:0-1,4" in text
+
+
+def test_bench_without_heads_and_of_batches(folder: Path, prompts: Path) -> None:
+    argv = ["--target", folder.parent / "target", "--drafts", "lookup", "--dtype", "float32", "--max-new-tokens", 6]
+    report, text = verbs()["bench"](*argv, "--count", 2, "--batches", "1,2", "--depths", "0,2", "--repeats", 1)
+    assert list(report["rates"]) == ["1", "2"] and "tokens a second" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "needs HEADS"),
+        (["--drafts", "lookup"], "--target"),
+        (["HEADS", "--target", "x"], "leave --target out"),
+        (["HEADS", "--batches", "1", "--drafts", "heads,lookup"], "measures one draft"),
+    ],
+)
+def test_bench_that_names_too_little_or_too_much(folder: Path, prompts: Path, argv: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        verbs()["bench"](*(folder if word == "HEADS" else word for word in argv), "--count", 2, "--dtype", "float32")
+
+
+def test_plan_before_and_after_training(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    argv = [folder.parent / "target", "--dtype", "float32", "--batches", "1,2", "--repeats", 1, "--count", 1]
+    argv += ["--context", 8, "--lookahead", 2, "--max-new-tokens", 6]
+    report, text = verbs()["plan"](*argv, "--acceptance", "0.5", "--png", tmp_path / "plan.png")
+    assert list(report["best"]) == ["0.5"] and list(report["curve"]) == ["1", "2"]
+    assert report["heads"] == "untrained, kind eagle" and report["advice"] in text
+    assert (tmp_path / "plan.png").is_file()
+    report, _ = verbs()["plan"](argv[0], folder, *argv[1:])
+    assert next(iter(report["best"])) == "measured"
+    with pytest.raises(FileNotFoundError, match="make it first"):
+        verbs()["plan"](*argv, "--png", tmp_path / "none" / "plan.png")
+
+
+def test_built_in_prompts(prompts: Path) -> None:
+    made = options.read_prompts("builtin:json")
+    assert len({prompt.messages[0]["content"] for prompt in made}) == 20
+    assert {prompt.category for prompt in made} == {"json extraction"}
+    assert made == options.read_prompts("builtin:json")
+    parser = argparse.ArgumentParser()
+    options.prompt_options(parser, 3)
+    args = parser.parse_args(["--prompts", "builtin:json", "--prompts", str(prompts), "--per-category", "2"])
+    assert [prompt.category for prompt in options.prompts_of(args)] == ["json extraction"] * 2 + ["all"] * 2
+    assert options.named_prompts(args) == f"builtin:json, {prompts}"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--temperature", "-1"), ("--temperature", "x"), ("--batches", "0"), ("--depths", "-1")]
+)
+def test_lists_of_numbers_are_checked(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        verbs()["bench"]("h", f"{option}={value}")
+    assert option in capsys.readouterr().err
 
 
 def test_verify_writes_a_certificate(folder: Path, prompts: Path, tmp_path: Path) -> None:
