@@ -83,7 +83,8 @@ class Partial:
         short = copy.copy(decoder)
         short._modules = {**decoder._modules, name: self._chosen}
         short.config = config
-        return short.eval()
+        short.training = False
+        return short
 
     def _admitting(self, layer: nn.Module) -> nn.Module:
         """The layer with a hook that puts given states in place of the embedding's; the target's own stays without."""

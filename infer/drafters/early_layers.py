@@ -81,7 +81,7 @@ class EarlyLayersDrafter:
         behind = self.layers[self.first_skipped :]
         self._whole = target.partial(self.layers)
         self._behind = target.partial(behind) if behind else None
-        self.taps = (self.first_skipped,) if behind else ()
+        self.taps: tuple[int, ...] = (self.first_skipped,) if behind else ()
         # a model makes no mask for one row, unless it has windows or finds layer 0 of its cache empty
         self._unmasked = self.first_skipped > 0 and set(target.layer_types) == {"full_attention"}
         self._clock = ModuleClock()

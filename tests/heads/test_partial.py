@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,8 @@ def ids() -> Tensor:
     return torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
 
 
-def target_of(family: str, **overrides: object) -> Target:
-    return Target(tiny_model(family, layers=LAYERS, **overrides))  # type: ignore[arg-type]
+def target_of(family: str, **overrides: Any) -> Target:
+    return Target(tiny_model(family, layers=LAYERS, **overrides))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -69,7 +71,8 @@ def test_positions_masks_and_the_cache_keep_their_meaning(family: str, ids: Tens
     positions = torch.arange(n, n + q).expand(2, q)
     block = partial(ids[:, n:], cache=cache, mask=mask, positions=positions)
     torch.testing.assert_close(block, whole[:, n:])
-    assert [len(layer.keys) if layer.is_initialized else 0 for layer in cache.layers] == [2, 2, 0, 2]
+    layers: list[Any] = cache.layers
+    assert [len(layer.keys) if layer.is_initialized else 0 for layer in layers] == [2, 2, 0, 2]
 
 
 def test_nothing_is_loaded_twice_and_the_target_stays_as_it_was(ids: Tensor) -> None:

@@ -71,9 +71,8 @@ def test_sampled_drafts_carry_what_they_were_drawn_from() -> None:
 def test_a_draft_model_with_fewer_positions_stops_drafting(family: str, shape: str) -> None:
     """Drafts end one behind its last position, as their last token is not read; from there on decoding is plain."""
     target, positions = target_of(family), 18
-    model = tiny_model(
-        family, **{"gpt2": {"n_positions": positions}}.get(family, {"max_position_embeddings": positions})
-    )
+    names: dict[str, Any] = {"n_positions" if family == "gpt2" else "max_position_embeddings": positions}
+    model = tiny_model(family, **names)
     out = decode(target, checked(model), BUDGETS[shape])
     assert out.sequences[0].tolist() == plain(target)
     length, depths = PROMPT.shape[1] + 1, []
