@@ -66,6 +66,8 @@ def prepare(
         return settings.get(name) is None and getattr(own, name, None) is None and getattr(defaults, name) is None
 
     default_max, default_min = unset("max_length"), unset("min_length")
+    if settings.get("output_scores") or settings.get("output_logits"):  # transformers would warn of ignoring them
+        settings = settings | {"return_dict_in_generate": True}
     config, rest = model._prepare_generation_config(own, **settings)
     check(config, rest)
     model._prepare_special_tokens(config, attention_mask is not None, device=ids.device, batch_size=1)
