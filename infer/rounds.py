@@ -16,7 +16,8 @@ masked, and forgotten after the pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,7 @@ class Rounds:
         cache: the target's; a new one by default.
         fixed_rows: every pass after the prefill has exactly so many rows a text.
         prefix: where beginnings of these texts may be known from, and where they are left for others.
+        within: entered around each pass after the prefill (``infer.stable`` exchanges the attention there).
 
     Raises:
         ValueError: no text, drafters that read different taps, or a target that ``prefix`` is not for.
@@ -53,11 +55,12 @@ class Rounds:
         cache: Any = None,
         fixed_rows: int | None = None,
         prefix: PrefixCache | None = None,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if not texts:
             raise ValueError("there is no text to decode")
         self.texts, self.alive = list(texts), list(range(len(texts)))
-        self.target, self.fixed_rows = texts[0].target, fixed_rows
+        self.target, self.fixed_rows, self.within = texts[0].target, fixed_rows, within
         self.taps = tuple(texts[0].drafter.taps)
         if any(tuple(text.drafter.taps) != self.taps for text in texts):
             raise ValueError("texts decoded together need drafters that read the same taps")
@@ -136,7 +139,8 @@ class Rounds:
             drafting.append(time.perf_counter() - before)
         drafted = time.perf_counter()
         bases = self.cache.lengths
-        out = self._verify(texts, drafts, bases)
+        with self.within():
+            out = self._verify(texts, drafts, bases)
         passed = time.perf_counter()
 
         emitted: list[list[int]] = [[] for _ in self.texts]
@@ -165,15 +169,20 @@ class Rounds:
         return emitted
 
     def _verify(self, texts: list[Decoding], drafts: list[Draft], bases: list[int]) -> TargetOutput:
-        """One pass over root and nodes of every text; rows behind a text's own are filler that nothing sees."""
+        """One pass over root and nodes of every text; rows behind a text's own are filler that nothing sees.
+
+        Filler goes on behind a chain as if it were drafted, for models that can read nothing but chains.
+        """
         n = self.fixed_rows or 1 + max(map(len, drafts))
         roots = [text.tokens.last for text in texts]
         ids = torch.tensor([[r, *d.tokens, *[r] * (n - 1 - len(d))] for r, d in zip(roots, drafts, strict=True)])
-        depths = torch.tensor([[0, *d.depths, *[0] * (n - 1 - len(d))] for d in drafts])
-        positions = torch.tensor(bases)[:, None] + depths
+        depths = [[*range(n)] if d.is_chain else [0, *d.depths, *[0] * (n - 1 - len(d))] for d in drafts]
+        positions = torch.tensor(bases)[:, None] + torch.tensor(depths)
+        if self.target.max_positions is not None:
+            positions = positions.clamp_max(self.target.max_positions - 1)  # filler may run out of them
         if n == 1 and len(set(bases)) == 1:
             return self._forward(ids, positions)
-        mask = self._behind(bases, [draft.visibility() for draft in drafts], n)
+        mask = self._behind(bases, [_seen(draft, n) for draft in drafts], n)
         return self._forward(ids, positions, mask, starts=bases)
 
     def _behind(self, bases: list[int], seen: list[Tensor], n: int) -> Tensor:
@@ -218,3 +227,8 @@ class Rounds:
         if len(stay) < len(self.alive) and stay:
             self.cache.select(stay)
         self.alive = [self.alive[at] for at in stay]
+
+
+def _seen(draft: Draft, rows: int) -> Tensor:
+    """Bool (n, n): what rows of a draft see of each other, those behind a chain as if they belonged to it."""
+    return torch.ones(rows, rows, dtype=torch.bool).tril() if draft.is_chain else draft.visibility()

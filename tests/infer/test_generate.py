@@ -53,7 +53,6 @@ def medusa(model: Any, lookahead: int = 3) -> DraftHeads:
         {"past_key_values": 1},
         {"inputs_embeds": PROMPT},
         {"synced_gpus": True},
-        {"stable": True},
     ],
 )
 def test_what_is_not_supported_is_named(model: Any, wrong: dict[str, Any]) -> None:
