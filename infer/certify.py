@@ -53,6 +53,7 @@ class Plan:
         max_new_tokens: length of the greedy answers.
         noise_texts: answers read to measure rounding noise.
         law_budgets: drafts by name, for the sampled law; the first, a chain, is also decoded with the wrong rule.
+            Tokens are drawn; trees are looked at a second time with chosen tokens.
         law_prompts: how many of the prompts given for the sampled law are used, the most telling ones.
         sampling: draws and filters of the sampled law.
     """
@@ -179,14 +180,16 @@ def greedy_identity(target: Target, drafter: Drafter, questions: Sequence[Questi
 
 def sampled_law(target: Target, drafter: Drafter, prompts: Sequence[Tensor], plan: Plan) -> dict[str, Any]:
     """First rounds of each law budget, and of the first one under a wrong rule, against the target's own law."""
-    runs: dict[str, tuple[Budget, Rule | None]] = {name: (budget, None) for name, budget in plan.law_budgets.items()}
+    runs: dict[str, tuple[Budget, Rule | None, bool]] = {}
+    for name, budget in plan.law_budgets.items():
+        runs[name] = budget, None, True
+        if budget.width > 1:
+            runs[f"{name}, chosen"] = budget, None, False
     first = next(iter(plan.law_budgets))
     control = f"{first}, wrong residual"
     prompts = most_telling(target, drafter, prompts, plan.law_prompts, plan.sampling)
-    runs[control] = (plan.law_budgets[first], residual_from_target)
-    blocks = {
-        name: _law_block(target, drafter, prompts, budget, rule, plan.sampling) for name, (budget, rule) in runs.items()
-    }
+    runs[control] = plan.law_budgets[first], residual_from_target, True
+    blocks = {name: _law_block(target, drafter, prompts, run, plan.sampling) for name, run in runs.items()}
     negative = blocks.pop(control)
     return {
         "passed": all(block["passed"] for block in blocks.values()) and not negative["passed"],
@@ -197,10 +200,15 @@ def sampled_law(target: Target, drafter: Drafter, prompts: Sequence[Tensor], pla
 
 
 def _law_block(
-    target: Target, drafter: Drafter, prompts: Sequence[Tensor], budget: Budget, rule: Rule | None, sampling: Sampling
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Tensor],
+    run: tuple[Budget, Rule | None, bool],
+    sampling: Sampling,
 ) -> dict[str, Any]:
+    budget, rule, draw = run
     each: list[tuple[Tensor, Observed]] = [
-        (prompt, sample_rounds(target, drafter, prompt, budget, sampling, rule)) for prompt in prompts
+        (prompt, sample_rounds(target, drafter, prompt, budget, sampling, rule, draw=draw)) for prompt in prompts
     ]
     tests = []
     for prompt, observed in each:

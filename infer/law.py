@@ -18,14 +18,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
-from heads.target import Target, TargetOutput
+from heads.target import Target
 from infer.decode import Decoding
 from infer.drafters import Drafter
 from infer.progress import progress
+from infer.remembering import Remembering
 from infer.stopping import Stop
 from infer.verify import At, Chooser, RandomChooser, Rule, Verdict
 
@@ -41,22 +42,30 @@ class Sampling:
 
     Attributes:
         draws: first rounds behind each prompt.
-        top_k: tokens are sampled, and drafted, from the likeliest so many.
-        temperature: of the text.
-        draft_temperature: of drafted chains.
+        temperature, top_k, top_p: of the text; None does not filter. Drafts pass the same filters.
+        draft_temperature: of drawn drafts.
         seed: of everything drawn.
     """
 
-    draws: int = 300
-    top_k: int = 8
-    temperature: float = 1.0
+    draws: int = 1000
+    temperature: float = 0.7
+    top_k: int | None = None
+    top_p: float | None = 0.9
     draft_temperature: float = 0.5
     seed: int = 0
 
     def processors(self) -> LogitsProcessorList:
         """The library's own, in the library's order."""
-        warpers = [] if self.temperature == 1 else [TemperatureLogitsWarper(self.temperature)]
-        return LogitsProcessorList([*warpers, TopKLogitsWarper(self.top_k)])
+        asked = (
+            (self.temperature != 1, TemperatureLogitsWarper, self.temperature),
+            (self.top_k is not None, TopKLogitsWarper, self.top_k),
+            (self.top_p is not None and self.top_p < 1, TopPLogitsWarper, self.top_p),
+        )
+        return LogitsProcessorList([kind(value) for wanted, kind, value in asked if wanted])
+
+    def sampler(self, generator: torch.Generator) -> Sampler:
+        """Draws drafts."""
+        return Sampler(self.draft_temperature, self.top_k, self.top_p, generator)
 
 
 @dataclass
@@ -138,41 +147,28 @@ def residual_from_target(draft: Draft, at: At, chooser: Chooser) -> Verdict:
         node = child
 
 
-class OncePrefilled(Target):
-    """The same target, whose pass over one prompt is run once and then copied, bit for bit, into each new cache."""
-
-    def __init__(self, target: Target) -> None:
-        self.__dict__.update(target.__dict__)
-        self._output: TargetOutput | None = None
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def forward(self, ids: Tensor, *, cache: Any = None, **kwargs: Any) -> TargetOutput:
-        """See :meth:`heads.target.Target.forward`; an empty cache means that this is the prompt's pass."""
-        if cache is None or cache.get_seq_length():
-            return super().forward(ids, cache=cache, **kwargs)
-        if self._output is None:
-            self._output = super().forward(ids, cache=cache, **kwargs)
-            self._kept = [tuple(t.clone() for t in layer.store.view()) for layer in cache.layers]
-        else:
-            for layer, (keys, values) in zip(cache.layers, self._kept, strict=True):
-                layer.update(keys, values)
-        return self._output
-
-
 def sample_rounds(
-    target: Target, drafter: Drafter, prompt: Tensor, budget: Budget, sampling: Sampling, rule: Rule | None = None
+    target: Target,
+    drafter: Drafter,
+    prompt: Tensor,
+    budget: Budget,
+    sampling: Sampling,
+    rule: Rule | None = None,
+    *,
+    draw: bool = True,
 ) -> Observed:
     """Draw first rounds behind ``prompt`` (1, n).
 
     Args:
-        budget: how much a round may draft; a chain is sampled, a tree chosen.
+        budget: how much a round may draft.
         rule: the acceptance rule; the decoder's own choice by default.
+        draw: draw drafts; otherwise the likeliest are taken.
     """
     generator = torch.Generator(target.device).manual_seed(sampling.seed)
-    once = OncePrefilled(target)
+    once = Remembering(target)
     seen = Observed()
     for _ in progress(range(sampling.draws), sampling.draws, "sampling"):
-        decoding = _first_round(once, drafter, prompt, budget, sampling, rule, generator)
+        decoding = _first_round(once, drafter, prompt, budget, sampling, rule, generator, draw)
         seen.add(decoding.tokens.view()[0, prompt.shape[1] :].tolist())
         round_ = decoding.stats.log[0]
         seen.accepted += round_.accepted
@@ -188,9 +184,9 @@ def _first_round(
     sampling: Sampling,
     rule: Rule | None,
     generator: torch.Generator,
+    draw: bool = True,
 ) -> Decoding:
-    """Decode the prompt's first token and one round; a chain is sampled, a tree chosen."""
-    chain = budget.width == 1 and budget.shape is None
+    """Decode the prompt's first token and one round."""
     decoding = Decoding(
         target,
         prompt.to(target.device),
@@ -201,7 +197,7 @@ def _first_round(
         do_sample=True,
         rule=rule,
         chooser=FromBest(generator),
-        sampler=Sampler(sampling.draft_temperature, sampling.top_k, None, generator) if chain else None,
+        sampler=sampling.sampler(generator) if draw else None,
     )
     rounds = decoding.run()
     next(rounds)

@@ -7,9 +7,9 @@ Randomness goes through a :class:`Chooser`, fresh at each question, so that test
 compute the law of the output instead of sampling it.
 
 What a sampled draft must keep to, for all of this to be exact: each node's ``q`` is the law its token had, given the
-nodes before it *on its path and among its elder siblings*; and nothing that was drawn may be dropped because of what
-it turned out to be. Rules that look ahead ask for more: q must be its law given all nodes before it depth first, so
-whether a node exists may depend on those, on distributions and on the budget, but never on what was drawn later.
+nodes *on its path and its elder siblings*; and nothing that was drawn may be dropped because of what it turned out to
+be. Rules that look ahead ask for more: q must be its law given *all nodes before it depth first* and which of them
+exist. So the size of what hangs from a node may not tell anything about its younger siblings.
 """
 
 from __future__ import annotations

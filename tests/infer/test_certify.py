@@ -18,7 +18,8 @@ from infer.cache import ForgettingCache
 from infer.certify import Plan, certify, greedy_identity, sampled_law, table
 from infer.drafters import Drafter
 from infer.evaluate import Question
-from infer.law import ChiSquare, Observed, OncePrefilled, Sampling, compare, expected_law, sample_rounds
+from infer.law import ChiSquare, Observed, Sampling, compare, expected_law, sample_rounds
+from infer.remembering import Remembering
 from infer.rounding import first_difference, logit_noise
 from tests.infer.oracles import Oracle, greedy_text
 from tests.tiny import tiny_model
@@ -26,6 +27,11 @@ from tests.tiny import tiny_model
 IDS = torch.tensor([[3, 9, 27, 17]])
 ONE = [Question("1", "a", IDS)]
 CHAIN, TREE = Budget.chain(3), Budget.static(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (1, 1, 0), (1, 1, 1)))
+
+
+def sampling_of(draws: int, top_k: int = 6) -> Sampling:
+    """Of toys, whose every token counts."""
+    return Sampling(draws, temperature=1.0, top_k=top_k, top_p=None)
 
 
 class Opposed:
@@ -78,7 +84,7 @@ def plan(**changes: object) -> Plan:
     settings |= {
         "dtypes": (torch.float32, torch.bfloat16),
         "max_new_tokens": 24,
-        "sampling": Sampling(draws=200, top_k=6),
+        "sampling": sampling_of(200),
     }
     return Plan(**(settings | changes))
 
@@ -114,7 +120,9 @@ def test_a_cache_that_is_not_closed_up_is_beyond_any_rounding(
     healthy = greedy_identity(target, drafter, ONE, plan())
     assert healthy["passed"]
     keep = ForgettingCache.keep
-    monkeypatch.setattr(ForgettingCache, "keep", lambda self, base, path: keep(self, base, list(range(len(path)))))
+    monkeypatch.setattr(
+        ForgettingCache, "keep", lambda self, base, paths: keep(self, base, [list(range(len(path))) for path in paths])
+    )
     broken = greedy_identity(target, drafter, ONE, plan())
     assert not broken["passed"]
     assert max(row["gap"] for row in broken["differences"]) > broken["bound"]
@@ -158,7 +166,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_rules_leave_the_law(name: str) -> None:
-    target, sampling = small(), Sampling(draws=300, top_k=6)
+    target, sampling = small(), sampling_of(300)
     observed = sample_rounds(target, Opposed(), IDS, Budget.chain(2), sampling, MUTANTS[name])
     expected = expected_law(target, IDS, list(observed.counts), sampling)
     assert not compare(observed, expected, 1).passed
@@ -177,7 +185,7 @@ def test_a_control_that_is_not_refused_voids_the_certificate(monkeypatch: pytest
 
 def test_the_prompts_taken_are_those_at_which_the_control_shows_most() -> None:
     """Behind each prompt the control is decoded: the statistic is largest for the prompt that was put first."""
-    target, sampling = small(), Sampling(draws=150, top_k=6)
+    target, sampling = small(), sampling_of(150)
     prompts = [torch.tensor([[n, 9, 27, 17]]) for n in range(6)]
     ordered = law.most_telling(target, Opposed(), prompts, 6, sampling)
     assert len(ordered) == 6
@@ -190,14 +198,14 @@ def test_the_prompts_taken_are_those_at_which_the_control_shows_most() -> None:
 
 def test_all_draws_go_on_from_the_likeliest_token() -> None:
     target = small()
-    seen = sample_rounds(target, Opposed(), IDS, Budget.chain(1), Sampling(draws=5, top_k=6))
+    seen = sample_rounds(target, Opposed(), IDS, Budget.chain(1), sampling_of(5))
     best = int(target.model(IDS).logits[0, -1].argmax())
     assert seen.counts[()] == Counter({best: 5})
     assert seen.counts[(best,)].total() == 5
 
 
 def test_the_expected_law_is_the_filtered_softmax() -> None:
-    target, sampling = small(), Sampling(top_k=3, temperature=0.5)
+    target, sampling = small(), Sampling(top_k=3, temperature=0.5, top_p=None)
     p = expected_law(target, IDS, [(), (5,)], sampling)[(5,)]
     logits = target.model(torch.cat([IDS, torch.tensor([[5]])], 1)).logits[0, -1].float()
     top = logits.topk(3)
@@ -205,14 +213,37 @@ def test_the_expected_law_is_the_filtered_softmax() -> None:
     assert int((p > 0).sum()) == 3
 
 
-def test_the_copied_prefill_is_the_prefill() -> None:
+def test_a_remembered_pass_is_the_pass() -> None:
+    """Prefill, then a tree, then another tree, again and again: logits and what stands in the cache, bit for bit."""
     target = small()
-    once = OncePrefilled(target)
-    caches = [ForgettingCache(target) for _ in range(3)]
-    outs = [source.forward(IDS, cache=cache) for source, cache in zip((target, once, once), caches, strict=True)]
-    more = [source.forward(IDS[:, :2], cache=cache) for source, cache in zip((target, once, once), caches, strict=True)]
-    for a, b in ((outs[0], outs[1]), (outs[0], outs[2]), (more[0], more[1]), (more[0], more[2])):
-        assert torch.equal(a.logits, b.logits)
+    once = Remembering(target, passes=3)
+    trees = [
+        torch.tensor([[True, False, False], [True, True, False], [True, second, True]]) for second in (True, False)
+    ]
+    passes = 0
+    forward = target.model.forward
+
+    def count(*args: object, **kwargs: object) -> object:
+        nonlocal passes
+        passes += 1
+        return forward(*args, **kwargs)
+
+    target.model.forward = count
+    for tree in (*trees, *trees):
+        caches = [ForgettingCache(target), ForgettingCache(target)]
+        for source, cache in zip((target, once), caches, strict=True):
+            source.forward(IDS, cache=cache, positions=torch.arange(4)[None])
+        mask = torch.cat([torch.ones(3, 4, dtype=torch.bool), tree], 1)[None, None]
+        positions = torch.tensor([[4, 5, 6 if bool(tree[2, 1]) else 5]])
+        ids = torch.tensor([[7, 8, 9]])
+        plain, remembered = (
+            source.forward(ids, cache=cache, mask=mask, positions=positions)
+            for source, cache in zip((target, once), caches, strict=True)
+        )
+        assert torch.equal(plain.logits, remembered.logits)
+        for ours, theirs in zip(caches[0].layers, caches[1].layers, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours.store.view(), theirs.store.view(), strict=True))
+    assert passes == 8 + 3, "the target runs every pass, the one that remembers runs three"
 
 
 def observed(counts: dict[tuple[int, ...], dict[int, int]]) -> Observed:
