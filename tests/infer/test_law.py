@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -17,6 +17,7 @@ from heads.grow import Budget
 from infer import verify
 from infer.decode import Decoding
 from infer.drafters import Drafter
+from infer.rule import residual
 from infer.stopping import Stop
 from tests.infer.fakes import (
     Branching,
@@ -49,7 +50,12 @@ def target_law(
 
 
 def decoded_law(
-    logits_after: Callable[[tuple[int, ...]], Tensor], vocab: int, length: int, depth: int, make: MakeDrafter
+    logits_after: Callable[[tuple[int, ...]], Tensor],
+    vocab: int,
+    length: int,
+    depth: int,
+    make: MakeDrafter,
+    rule: verify.Rule | None = None,
 ) -> tuple[dict[tuple[int, ...], float], float]:
     """Law of the loop's output, and the expected share of drafting rounds that end in a rejection."""
     rejected, drafted = 0.0, 0.0
@@ -64,6 +70,7 @@ def decoded_law(
             budget=Budget(rows=16, depth=depth),
             stop=Stop(len(PROMPT) + length),
             do_sample=True,
+            rule=rule,
             chooser=chooser,
         )
         text = tuple(token for tokens in decoding.run() for token in tokens)
@@ -77,10 +84,18 @@ def decoded_law(
     return law, rejected / drafted if drafted else 0.0
 
 
-def assert_lawful(make: MakeDrafter, *, vocab: int = 3, length: int = 4, depth: int = 2, seed: int = 0) -> float:
+def assert_lawful(
+    make: MakeDrafter,
+    *,
+    vocab: int = 3,
+    length: int = 4,
+    depth: int = 2,
+    seed: int = 0,
+    rule: verify.Rule | None = None,
+) -> float:
     """Compare to 1e-12; returns the share of rejections."""
     logits_after = table(vocab, seed)
-    ours, rejections = decoded_law(logits_after, vocab, length, depth, make)
+    ours, rejections = decoded_law(logits_after, vocab, length, depth, make, rule)
     theirs = target_law(logits_after, vocab, length)
     worst = max(abs(ours.get(text, 0.0) - weight) for text, weight in theirs.items())
     assert worst <= 1e-12, f"largest difference of a probability: {worst}"
@@ -100,10 +115,11 @@ def draft_tree(*nodes: tuple[int, int]) -> Draft:
     return Draft(tokens, parents, (None,) * len(nodes))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rule", [None, verify.token, verify.traversal])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("depth", [1, 2])
-def test_sampled_chains_keep_the_law(depth: int, seed: int) -> None:
-    assert assert_lawful(opposing(3, seed), depth=depth, seed=seed) >= 0.3
+def test_sampled_chains_keep_the_law(depth: int, seed: int, rule: verify.Rule | None) -> None:
+    assert assert_lawful(opposing(3, seed), depth=depth, seed=seed, rule=rule) >= 0.3
 
 
 def test_sampled_chain_of_three_over_five_tokens_keeps_the_law() -> None:
@@ -131,10 +147,10 @@ def test_chosen_trees_keep_the_law(name: str, seed: int) -> None:
     assert rejections >= (0.2 if name == "all children" else 0.3)  # there the first level cannot reject
 
 
-def test_the_sequential_rule_keeps_the_law_on_chosen_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer.decode.choose_rule", lambda draft, do_sample: verify.token)
+@pytest.mark.parametrize("rule", [verify.token, verify.traversal])
+def test_other_rules_keep_the_law_of_chosen_trees(rule: verify.Rule) -> None:
     for tree in TREES.values():
-        assert_lawful(lambda chooser, tree=tree: Chosen(tree), depth=3)  # type: ignore[misc]
+        assert_lawful(lambda chooser, tree=tree: Chosen(tree), depth=3, rule=rule)  # type: ignore[misc]
 
 
 class Merged(Sampled):
@@ -153,11 +169,11 @@ class Merged(Sampled):
         return Draft((x, y, chosen, z), (-1, -1, -1, 0), (first, second, None, below))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_merged_trees_keep_the_law(seed: int) -> None:
-    logits_after = table(3, seed)
+@pytest.mark.parametrize("rule", [None, verify.token])
+def test_merged_trees_keep_the_law(rule: verify.Rule | None) -> None:
+    logits_after = table(3, 0)
     assert_lawful(
-        lambda chooser: Merged(lambda prefix: (-logits_after(prefix)).softmax(-1), chooser), length=3, seed=seed
+        lambda chooser: Merged(lambda prefix: (-logits_after(prefix)).softmax(-1), chooser), length=3, rule=rule
     )
 
 
@@ -177,14 +193,21 @@ def test_a_reduced_draft_vocabulary_keeps_every_other_token() -> None:
 class Fixed:
     """The same distribution at every node."""
 
+    foresight = True
+
     def __init__(self, p: Tensor) -> None:
         self._p = p
 
     def p(self, node: int) -> Tensor:
         return self._p
 
+    peek = p
+
     def best(self, node: int) -> int:
         return int(self._p.argmax())
+
+    def settle(self, path: Sequence[int]) -> None:
+        pass
 
 
 def one_round(
@@ -212,10 +235,11 @@ def one_round(
 p_, q_ = torch.tensor(P, dtype=torch.float64), torch.tensor(Q)
 
 
-def test_the_token_rule_gives_p() -> None:
-    assert one_round(p_, q_) == pytest.approx(P, abs=1e-12)
+@pytest.mark.parametrize("rule", [verify.token, verify.block, verify.traversal])
+def test_rejection_gives_p(rule: verify.Rule) -> None:
+    assert one_round(p_, q_, rule=rule) == pytest.approx(P, abs=1e-12)
     assert one_round(p_, q_, draw=False, tell=False) == pytest.approx(P, abs=1e-12)  # arg-max draft, one-hot q
-    assert one_round(p_, q_, draw=False, tell=False, rule=verify.token) == pytest.approx(P, abs=1e-12)
+    assert one_round(p_, q_, draw=False, tell=False, rule=rule) == pytest.approx(P, abs=1e-12)
 
 
 def test_an_arg_max_draft_with_the_softmax_as_q_is_seen() -> None:
@@ -224,12 +248,12 @@ def test_an_arg_max_draft_with_the_softmax_as_q_is_seen() -> None:
 
 def test_a_residual_that_only_zeroes_the_drafted_token_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     zero_only_drafted(monkeypatch)
-    assert one_round(p_, q_) == pytest.approx([0.1125, 0.26667, 0.3375, 0.28333], abs=1e-4)
+    assert one_round(p_, q_, rule=verify.token) == pytest.approx([0.1125, 0.26667, 0.3375, 0.28333], abs=1e-4)
 
 
 def test_a_residual_drawn_from_p_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "residual", lambda p, q: p)
-    assert one_round(p_, q_) == pytest.approx([0.14, 0.28, 0.32, 0.26], abs=1e-6)
+    monkeypatch.setattr(verify, "residual", lambda p, q: (p, 1.0))
+    assert one_round(p_, q_, rule=verify.token) == pytest.approx([0.14, 0.28, 0.32, 0.26], abs=1e-6)
 
 
 # three named mutants: each makes the law test above fail
@@ -238,7 +262,7 @@ def test_a_residual_drawn_from_p_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_mutant_wrong_residual_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     zero_only_drafted(monkeypatch)
     with pytest.raises(AssertionError, match="largest difference"):
-        assert_lawful(opposing(3))
+        assert_lawful(opposing(3), rule=verify.token)
 
 
 def test_mutant_wrong_q_fails() -> None:
@@ -267,9 +291,9 @@ def test_mutant_reused_random_numbers_fails() -> None:
 
 
 def test_equal_distributions_never_divide_by_zero() -> None:
-    """Trap 20: p all but certain and rejected by rounding leaves no residual; p stands in, nothing is NaN."""
+    """p all but certain and rejected by rounding leaves no residual; p stands in, nothing is NaN."""
     p = torch.tensor([1.0, 0.0, 0.0])
-    assert verify.residual(p, p).tolist() == p.tolist()
+    assert residual(p, p)[0].tolist() == p.tolist()
 
 
 def test_a_token_its_q_excludes_is_refused() -> None:
@@ -287,6 +311,12 @@ def test_only_a_matching_prefix_counts() -> None:
 
         def p(self, node: int) -> Tensor:
             raise AssertionError("greedy asks for no distribution")
+
+        peek = p
+        foresight = True
+
+        def settle(self, path: Sequence[int]) -> None:
+            raise AssertionError("greedy does not look ahead")
 
     verdict = verify.greedy(Draft.chain([5, 0, 7, 0]), Says(), verify.RandomChooser())
     assert verdict == ([0], 6)

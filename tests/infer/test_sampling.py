@@ -39,11 +39,18 @@ def fits(observed: Sequence[int], expected: Sequence[float]) -> bool:
 class Fixed:
     """p at every node."""
 
+    foresight = True
+
     def p(self, node: int) -> Tensor:
         return P
 
+    peek = p
+
     def best(self, node: int) -> int:
         return int(P.argmax())
+
+    def settle(self, path: Sequence[int]) -> None:
+        pass
 
 
 def draw(count: int, sampler: Any, chooser: verify.Chooser) -> tuple[list[int], float]:
@@ -85,7 +92,7 @@ def test_the_fit_sees_planted_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) ->
     sampler: Any = Sampler(generator=generator)
     chooser: verify.Chooser = verify.RandomChooser(generator)
     if bug == "residual from p":
-        monkeypatch.setattr(verify, "residual", lambda p, q: p)
+        monkeypatch.setattr(verify, "residual", lambda p, q: (p, 1.0))
     elif bug == "residual without the token":
         zero_only_drafted(monkeypatch)
     else:
