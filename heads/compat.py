@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +16,16 @@ _VERSION = Version(transformers.__version__)
 
 @lru_cache(maxsize=64)
 def cache_argument(kind: type[PreTrainedModel]) -> str:
-    """Name of the forward's cache argument: ``cache`` (5.24 and later) or ``past_key_values``."""
-    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
+    """Name of the forward's cache argument: ``cache`` (5.24 and later) or ``past_key_values``.
+
+    Raises:
+        ValueError: it has none, and would swallow a cache silently.
+    """
+    known = inspect.signature(kind.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in known:
+            return name
+    raise ValueError(f"{kind.__name__} keeps no keys and values between passes: it is not supported as a target")
 
 
 @lru_cache(maxsize=64)
@@ -34,3 +42,24 @@ def hidden_states_argument(indices: Sequence[int]) -> bool | list[int]:
 def text_config(config: Any) -> Any:
     """The language model's part of a (possibly multimodal) configuration."""
     return config.get_text_config()
+
+
+# attention that goes by a key's place in the cache, whatever its position → how a configuration shows it
+BY_PLACE: dict[str, Callable[[Any], bool]] = {
+    "ALiBi biases": lambda config: bool(getattr(config, "alibi", False)) or config.model_type in ("bloom", "mpt"),
+    "local windows": lambda config: "local" in (getattr(config, "attention_layers", None) or ()),  # GPT-Neo
+    "attention chunks": lambda config: "chunked_attention" in (getattr(config, "layer_types", None) or ()),
+}
+
+
+def by_place(config: Any) -> str | None:
+    """What of a model's attention counts places instead of positions; None for nothing.
+
+    In a tree two siblings share a position and not a place, so such a model can verify chains only.
+    """
+    return next((what for what, shows in BY_PLACE.items() if shows(config)), None)
+
+
+def decoder_config(model: Any) -> Any:
+    """The configuration by which a model's decoder lays out its cache; an encoder-decoder has one for each half."""
+    return model.get_decoder().config if model.config.is_encoder_decoder else model.config

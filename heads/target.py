@@ -56,7 +56,13 @@ class Target:
     """
 
     def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"{type(model).__name__} is an encoder-decoder, for which heads are not supported: infer.generate "
+                "decodes it with a smaller encoder-decoder as the draft"
+            )
         self.model = model.eval()
+        self.call: Callable[..., Any] = model  # what a pass calls: the model, or the same model compiled
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.config: Any = compat.text_config(model.config)
         self.embedding: nn.Embedding = self._need("get_input_embeddings", "an input embedding")
@@ -186,6 +192,9 @@ class Target:
         if mask is not None and mask.dim() == 4 and positions is None:
             q, kv = mask.shape[-2:]  # some models would count positions off a 2-D mask
             positions = torch.arange(kv - q, kv, device=ids.device).expand(ids.shape[0], -1)
+        if mask is not None and mask.dim() == 4 and self.by_place:
+            self._check_chain(mask, positions)
+            mask = None  # the model's own is right for one text in order
         if mask is not None:
             kwargs["attention_mask"] = self._attention_mask(mask, positions, starts) if mask.dim() == 4 else mask
         if positions is not None and compat.takes(self._plain, "position_ids"):
@@ -197,7 +206,7 @@ class Target:
         if some and compat.takes(self._plain, "logits_to_keep"):
             kwargs["logits_to_keep"] = logits_to_keep
             some = False
-        out = self.model(**kwargs)
+        out = self.call(**kwargs)
         states, logits = out.hidden_states, out.logits
         if some:  # the model gave all rows
             logits = logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits[:, -logits_to_keep:]
@@ -218,6 +227,25 @@ class Target:
         """Class of the model itself, without an adapter's wrapper around it."""
         unwrap = getattr(self.model, "get_base_model", None)
         return type(unwrap() if unwrap else self.model)
+
+    @cached_property
+    def by_place(self) -> str | None:
+        """What of the model goes by places in the cache, so that a pass is one text in order; None for nothing.
+
+        Siblings of a tree, and texts of different lengths, have the same positions at different places.
+        """
+        return compat.by_place(self.config) or (None if compat.takes(self._plain, "position_ids") else "positions")
+
+    def _check_chain(self, mask: Tensor, positions: Tensor | None) -> None:
+        """Refuse a tree, and several texts of different lengths."""
+        q, kv = mask.shape[-2:]
+        plain = torch.ones(q, kv, dtype=torch.bool, device=mask.device).tril(kv - q)
+        in_order = positions is None or bool((positions.diff() == 1).all())
+        if not in_order or not bool((mask == plain).all()):
+            raise ValueError(
+                f"{type(self.model).__name__} reads neither trees nor texts of different lengths in one pass, because "
+                f"its {self.by_place} go by places in the cache: draft chains, and decode prompts one by one"
+            )
 
     def _attention_mask(self, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Any:
         """The mask in the form the model's attention takes, by layer type where the types differ."""
@@ -281,7 +309,8 @@ class Target:
 
     def _identify(self) -> TargetIdentity:
         quantization = getattr(self.model.config, "quantization_config", None)
-        adapter = {n: p for n, p in self.model.named_parameters() if "lora_" in n}
+        # PEFT's wrapper calls ``generate`` of the model inside, which is the same target by shorter names
+        adapter = {n.removeprefix("base_model.model."): p for n, p in self.model.named_parameters() if "lora_" in n}
         return TargetIdentity(
             name=self.name,
             revision=getattr(self.model.config, "_commit_hash", None),

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from heads import compat
 from heads.kv import KVStore, RowView
 from heads.target import Target
 
@@ -25,6 +26,7 @@ class ForgettingLayer(CacheLayerMixin):
     """Keys and values of one attention layer, (B, kv_heads, length, head_dim), all of them kept until forgotten."""
 
     is_croppable = True
+    kind: type[KVStore] = KVStore
 
     def __init__(self, sliding: bool, capacity: int) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class ForgettingLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate once shapes are known; doubled when full."""
         batch, heads, _, dim = key_states.shape
-        self.store = KVStore(
+        self.store = self.kind(
             batch,
             heads,
             dim,
@@ -76,8 +78,10 @@ class ForgettingCache(Cache):
             message names its type.
     """
 
+    layer_kind: type[ForgettingLayer] = ForgettingLayer
+
     def __init__(self, target: Target, batch: int = 1, *, capacity: int = 256) -> None:
-        kinds = [type(layer) for layer in DynamicCache(config=target.model.config).layers]
+        kinds = [type(layer) for layer in DynamicCache(config=compat.decoder_config(target.model)).layers]
         for index, kind in enumerate(kinds):
             if kind not in SUPPORTED:
                 name = target.layer_types[index] if index < len(target.layer_types) else "unknown"
@@ -85,7 +89,7 @@ class ForgettingCache(Cache):
                     f"layer {index} of {type(target.model).__name__} is of type {name!r} ({kind.__name__}): its state "
                     "cannot be rolled back after a rejected draft, so this target is not supported"
                 )
-        self.forgetting = [ForgettingLayer(SUPPORTED[kind], capacity) for kind in kinds]
+        self.forgetting = [self.layer_kind(SUPPORTED[kind], capacity) for kind in kinds]
         self._batch = batch
         self._rows: list[CacheRow] = []
         super().__init__(layers=list(self.forgetting))
@@ -104,6 +108,9 @@ class ForgettingCache(Cache):
     def columns(self, rows: int) -> int:
         """Keys that a pass over ``rows`` new rows attends over: the width of its mask."""
         return self.length + rows
+
+    def expect(self, rows: int) -> None:
+        """The next pass has ``rows`` new rows a text; a cache that grows needs no notice."""
 
     def keep(self, bases: int | Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Keep each text's first ``base`` positions and then, closed up, those at ``base + offset`` for its path."""

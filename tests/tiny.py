@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -30,6 +32,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    T5Config,
 )
 
 if TYPE_CHECKING:
@@ -81,6 +84,18 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(OPTConfig, _OPT, {"word_embed_proj_dim": HIDDEN, "dropout": 0.0, "attention_dropout": 0.0}),
 }
 
+_T5 = {"hidden": "d_model", "inner": "d_ff", "layers": "num_layers", "decoder": "num_decoder_layers"}
+_T5 |= {"heads": "num_heads"}
+_BIASES = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+_BART = {"layers": "encoder_layers", "decoder": "decoder_layers", "positions": "max_position_embeddings"}
+_BART_SIZES = {"d_model": HIDDEN, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_BART_SIZES |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+
+SEQ2SEQ: dict[str, Family] = {
+    "t5": Family(T5Config, _T5, {"d_kv": 8, **_BIASES}),
+    "bart": Family(BartConfig, _BART, {**_BART_SIZES, "dropout": 0.0, "forced_eos_token_id": None}),
+}
+
 
 def tiny_model(
     family: str,
@@ -101,17 +116,56 @@ def tiny_model(
     """
     row = FAMILIES[family]
     sizes = {"hidden": HIDDEN, "inner": 64, "layers": layers, "heads": 4, "kv_heads": 2, "positions": POSITIONS}
-    settings: dict[str, Any] = {row.names[key]: value for key, value in sizes.items() if key in row.names}
-    settings |= {"vocab_size": vocab, "tie_word_embeddings": False}
-    settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = row.config(**(settings | row.extra | overrides))
+    settings = {"tie_word_embeddings": False, "bos_token_id": None, "pad_token_id": None}
+    return _made(AutoModelForCausalLM, row, sizes, settings, overrides, dtype, vocab, seed, attention)
+
+
+def tiny_seq2seq(
+    family: str,
+    *,
+    dtype: torch.dtype = torch.float64,
+    vocab: int = 64,
+    layers: int = 2,
+    encoder: int = 2,
+    seed: int = 2,
+    attention: str | None = None,
+    **overrides: Any,
+) -> Any:
+    """A random encoder-decoder of ``family`` (see :data:`SEQ2SEQ`) with so many layers in its decoder and encoder.
+
+    Its decoder starts with token 0, nothing ends its text, and token 1 is padding.
+    """
+    row = SEQ2SEQ[family]
+    sizes = {"hidden": HIDDEN, "inner": 64, "layers": encoder, "decoder": layers, "heads": 4, "positions": POSITIONS}
+    settings = {"tie_word_embeddings": False, "decoder_start_token_id": 0, "pad_token_id": 1, "bos_token_id": None}
+    return _made(AutoModelForSeq2SeqLM, row, sizes, settings, overrides, dtype, vocab, seed, attention)
+
+
+# parts of an encoder-decoder whose weights are scaled further: positions are heard, and the prompt does not drown all
+_LOUDER = {"relative_attention_bias": 7.0, "embed_positions": 7.0, ".q.weight": 8**-0.5}
+_LOUDER |= {"encoder_attn.out_proj.weight": 0.15, "EncDecAttention.o.weight": 0.15}
+
+
+def _made(
+    kind: Any,
+    row: Family,
+    sizes: dict[str, int],
+    settings: dict[str, Any],
+    overrides: dict[str, Any],
+    dtype: torch.dtype,
+    vocab: int,
+    seed: int,
+    attention: str | None,
+) -> Any:
+    named = {row.names[key]: value for key, value in sizes.items() if key in row.names}
+    config = row.config(**(named | {"vocab_size": vocab, "eos_token_id": None} | settings | row.extra | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        model = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
         _scale_like_trained(model, config.tie_word_embeddings)
     model = model.to(dtype).eval()  # drawn in float32, so that every dtype holds the same model
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        setattr(model.generation_config, name, overrides.get(name))
+        setattr(model.generation_config, name, overrides.get(name, settings.get(name)))
     return model
 
 
@@ -130,6 +184,9 @@ def _scale_like_trained(model: Any, tied: bool) -> None:
             parameter.normal_(std=0.1)
         else:
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for part, factor in _LOUDER.items():
+            if part in name and model.config.is_encoder_decoder:
+                parameter.mul_(factor)
 
 
 @lru_cache(maxsize=2)
