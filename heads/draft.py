@@ -122,8 +122,15 @@ class Draft:
         return rows
 
     def full_q(self, node: int, vocab_size: int) -> Tensor:
-        """Float32 (V,) ``q`` of a node, over the target's vocabulary; one-hot when chosen."""
+        """Float32 (V,) ``q`` of a node, over the target's vocabulary; one-hot when chosen.
+
+        Raises:
+            ValueError: it is over more tokens than the target has, or not over those that ``ids`` names.
+        """
         q = self.q[node]
+        if q is not None and (q.shape[-1] > vocab_size if self.ids is None else q.shape != self.ids.shape):
+            over = f"{vocab_size} tokens of the target" if self.ids is None else f"{len(self.ids)} ids of the draft"
+            raise ValueError(f"a drafted token's q has {q.shape[-1]} entries for {over}")
         full = torch.zeros(vocab_size, device=None if q is None else q.device)
         if q is None:
             full[self.tokens[node]] = 1.0

@@ -119,7 +119,10 @@ class Decoding:
         budget = wanted.within(max(room, 0))
         if budget.depth == 0 or budget.rows < 2:
             return Draft.empty()
-        draft = self.drafter.propose(budget, self.sampler).shorten(depth=budget.depth, nodes=budget.rows - 1)
+        draft = self.drafter.propose(budget, self.sampler)
+        if not isinstance(draft, Draft):
+            raise ValueError(f"{type(self.drafter).__name__} proposed a {type(draft).__name__}, not a Draft")
+        draft = draft.shorten(depth=budget.depth, nodes=budget.rows - 1)
         if any(not 0 <= token < self.target.vocab_size for token in draft.tokens):
             raise ValueError(f"the drafter proposed ids outside the target's vocabulary of {self.target.vocab_size}")
         return draft

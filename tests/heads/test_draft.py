@@ -19,7 +19,13 @@ def trees(draw: st.DrawFn, largest: int = 12) -> Draft:
     n = draw(st.integers(0, largest))
     parents = tuple(draw(st.integers(-1, node - 1)) for node in range(n))
     q = tuple(torch.full((3,), float(node)) if draw(st.booleans()) else None for node in range(n))
-    return Draft(tuple(100 + node for node in range(n)), parents, q, scores=tuple(-float(node) for node in range(n)))
+    return Draft(
+        tuple(100 + node for node in range(n)),
+        parents,
+        q,
+        scores=tuple(-float(node) for node in range(n)),
+        sources=tuple(f"drafter {node}" for node in range(n)),
+    )
 
 
 def ancestors(draft: Draft, node: int) -> set[int]:
@@ -64,6 +70,7 @@ def test_shortened_drafts_keep_ancestors_and_what_belongs_to_each_node(
         assert [short.tokens[i] for i in short.path(place)] == [draft.tokens[i] for i in draft.path(node)]
         assert short.q[place] is draft.q[node]
         assert short.scores[place] == draft.scores[node]
+        assert short.sources[place] == draft.sources[node]
 
 
 def test_the_tree_of_the_docstring() -> None:
@@ -111,6 +118,14 @@ def test_full_q_by_hand() -> None:
     assert Draft.chain([3]).full_q(0, 5).tolist() == [0, 0, 0, 1, 0]  # chosen: nothing but one-hot is its q
 
 
+def test_a_q_over_other_tokens_is_refused() -> None:
+    q = torch.tensor([0.2, 0.3, 0.5])
+    with pytest.raises(ValueError, match="3 entries for 2 tokens of the target"):
+        Draft.chain([1], [q]).full_q(0, 2)
+    with pytest.raises(ValueError, match="3 entries for 2 ids of the draft"):
+        Draft.chain([1], [q], torch.tensor([1, 4])).full_q(0, 8)
+
+
 @pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 2, 0), (1, -1)])
 def test_parents_that_do_not_stand_before_their_children_are_refused(parents: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="parent must stand before"):
@@ -124,3 +139,5 @@ def test_lists_of_different_lengths_are_refused() -> None:
         Draft((1, 2), (-1, 0), (None,))
     with pytest.raises(ValueError, match="scores"):
         Draft((1, 2), (-1, 0), (None, None), scores=(-0.5,))
+    with pytest.raises(ValueError, match="as many sources as tokens"):
+        Draft((1, 2), (-1, 0), (None, None), sources=("lookup",))
