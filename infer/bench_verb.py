@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     several.add_argument(
         "--drafts",
-        type=numbers(str),
+        type=drafts,
         metavar="A,B",
         help="such as heads,lookup,lookup+heads,model:PATH,layers:0-9,none",
     )

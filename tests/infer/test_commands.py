@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads (of the kind eagle, untrained) beside the folder of their target."""
     root = tmp_path_factory.mktemp("run")
     tokenizer = toys.tokenizer()
-    model = tiny_model("llama", dtype=torch.float32, vocab=len(tokenizer), layers=6, max_position_embeddings=4096)
+    model = tiny_model("llama", dtype=torch.float32, vocab=len(tokenizer), layers=8, max_position_embeddings=4096)
     model.save_pretrained(root / "target")
     tokenizer.save_pretrained(root / "target")
     target = Target.load(str(root / "target"), dtype=torch.float32)

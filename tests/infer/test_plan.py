@@ -49,7 +49,7 @@ def test_the_report_and_its_sentence(target: Target) -> None:
     assert list(report["curve"]) == ["1", "4", "16"]
     assert report["curve"]["16"]["8"] == pytest.approx(8.0)
     best = report["best"]["0.6"]
-    assert best["1"]["name"] == "chain 3" and best["16"]["name"] == "plain" and best["16"]["speedup"] == 1.0
+    assert best["1"]["name"] == "chain 2" and best["16"]["name"] == "plain" and best["16"]["speedup"] == 1.0
     assert best["1"]["speedup"] == pytest.approx(max(plan.speedups(COSTS, plan.geometric(0.6, 4).joint, 1)))
     assert report["advice"].startswith("Train heads: with 60% of drafted tokens accepted, one text should decode 1.5")
     assert "below 15% drafting would not pay" in report["advice"]
