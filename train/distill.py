@@ -2,7 +2,8 @@
 
 python train/distill.py --layers 6 --minutes 15 --out runs/draft6          for the embedded target, on its own text
 python train/distill.py --layers 4 --steps 50 --out runs/draft4 --data my.jsonl --target ORG/NAME
-headstart generate ORG/NAME "…" with draft "model:runs/draft6"              what it is for
+
+infer.generate(model, prompt, draft="model:runs/draft6") then drafts with it.
 
 The draft model has the target's vocabulary, embedding and output matrix, which stay as they are, and copies of its
 first layers and final norm, which learn to say what all layers together would have said (soft targets at every token
