@@ -26,12 +26,16 @@ from infer.tokens import Tokens
 
 @dataclass
 class Prepared:
-    """What ``model.generate`` would work with: settings with all defaults, processors, criteria and mask."""
+    """What ``model.generate`` would work with: settings with all defaults, processors, criteria and mask.
+
+    ``start`` (1, m) is what the decoder of an encoder-decoder begins with; None where that is the prompt.
+    """
 
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     attention_mask: Tensor
+    start: Tensor | None = None
 
 
 def prepare(
@@ -73,20 +77,22 @@ def prepare(
     model._prepare_special_tokens(config, attention_mask is not None, device=ids.device, batch_size=1)
     if attention_mask is None:  # padding is recognised by the pad token, where that is no end of sequence
         attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
+    start = _decoder_start(model, config, ids) if model.config.is_encoder_decoder else None
+    length = (ids if start is None else start).shape[1]
     config = model._prepare_generated_length(
         generation_config=config,
         has_default_max_length=default_max,
         has_default_min_length=default_min,
         model_input_name="input_ids",
-        input_ids_length=ids.shape[1],
+        input_ids_length=length,
         inputs_tensor=ids,
     )
-    model._validate_generated_length(config, ids.shape[1], default_max)
+    model._validate_generated_length(config, length, default_max)
     alone = copy.copy(config)  # each text is scored alone, however many there are of a prompt
     alone.num_return_sequences = 1
     processors = model._get_logits_processor(
         generation_config=alone,
-        input_ids_seq_length=ids.shape[1],
+        input_ids_seq_length=length,
         encoder_input_ids=ids,
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         logits_processor=LogitsProcessorList(logits_processor or []),
@@ -98,7 +104,14 @@ def prepare(
         stopping_criteria=StoppingCriteriaList(stopping_criteria or []),
         tokenizer=tokenizer,
     )
-    return Prepared(config, processors, criteria, attention_mask)
+    return Prepared(config, processors, criteria, attention_mask, start)
+
+
+def _decoder_start(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor:
+    """(1, 1) the id that an encoder-decoder's answer starts with."""
+    first = config._decoder_start_token_tensor
+    start, _ = model._prepare_decoder_input_ids_for_generation(1, "input_ids", {}, first, ids.device)
+    return start
 
 
 class NodeScores:
