@@ -23,7 +23,7 @@ from heads.target import Target
 
 # arguments taken by generate and stream themselves, beside the generation settings
 OF_TEXT = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream")
-OF_DRAFTING = ("budget", "rule", "control", "prefix_cache", "stable")
+OF_DRAFTING = ("budget", "rule", "control", "prefix_cache", "stable", "compile")
 OWN = (*OF_TEXT, *OF_DRAFTING)
 TAKEN = ("attention_mask", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 
@@ -67,9 +67,8 @@ SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculation_type": ((None,), _DRAFTS),
     "use_mtp": ((None, False), _DRAFTS),
     "is_assistant": ((None, False), _DRAFTS),
-    "cache_implementation": ((None, "dynamic"), _CACHE),
+    "cache_implementation": ((None, "dynamic", "static"), _CACHE),
     "cache_config": ((None,), _CACHE),
-    "max_cache_len": ((None,), _CACHE),
     "use_cache": ((None, True), _CACHE),
     "prefill_chunk_size": ((None,), "the prompt is read in one pass"),
     "output_attentions": ((None, False), "attentions are not returned"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,9 +20,8 @@ from infer.arguments import check, evaluating, known_tokenizer, read_model, read
 from infer.control import make as make_control
 from infer.decode import Decoding
 from infer.generation import Generation, assemble
+from infer.passes import Passes
 from infer.prefix import PrefixCache
-from infer.rounds import Rounds
-from infer.stable import fixed_rows, stable_passes
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
 from infer.verify import RandomChooser, named
@@ -39,17 +37,16 @@ class Manner:
         control: ``"fixed"``: every draft as large as ``budget`` allows; ``"auto"``: as large as pays, within ``budget``
             (``infer.control``); or a control of the caller's.
         prefix: beginnings that earlier calls have read.
-        stable: the same text whatever the draft in half precision too, with so many rows a pass (``infer.stable``).
+        passes: of a fixed number of rows, with the same text whatever the draft; compiled (``infer.passes``).
     """
 
     budget: Budget | None = None
     rule: str = "auto"
     control: Any = "fixed"
     prefix: PrefixCache | None = None
-    stable: bool | int = False
+    passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
-        fixed_rows(self.stable)
         if self.prefix is not None and not isinstance(self.prefix, PrefixCache):
             raise ValueError(f"prefix_cache must be an infer.PrefixCache, not {type(self.prefix).__name__}")
 
@@ -71,12 +68,6 @@ class Manner:
             raise ValueError(f"control must be 'auto', 'fixed' or a control (budget, observe), not {self.control!r}")
         return self
 
-    def rounds(self, texts: Sequence[Decoding]) -> Rounds:
-        """The loop over these texts."""
-        target = texts[0].target
-        within = partial(stable_passes, target) if self.stable else nullcontext
-        return Rounds(texts, fixed_rows=fixed_rows(self.stable), prefix=self.prefix, within=within)
-
 
 def set_up(
     target: Target,
@@ -93,12 +84,12 @@ def set_up(
         prepared: what transformers made of this text's settings.
         generator: of everything drawn for it; None for torch's own.
     """
-    config = prepared.config
+    config, budget = prepared.config, manner.budget or Budget.chain(drafter.lookahead)
     return Decoding(
         target=target,
         ids=unpadded(shown, prepared.attention_mask),
         drafter=drafter,
-        budget=manner.budget or Budget.chain(drafter.lookahead),
+        budget=budget,
         stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
         shown=shown,
         processors=prepared.processors,
@@ -108,7 +99,7 @@ def set_up(
         sampler=_sampler(config, generator),
         keep_scores=bool(config.output_scores or config.output_logits),
         control=manner.control,
-        fixed_rows=fixed_rows(manner.stable),
+        fixed_rows=manner.passes.rows(budget),
     )
 
 
@@ -272,10 +263,11 @@ class Call:
         with evaluating(self.target.model, *getattr(self.drafter, "modules", ())):
             if self.sink is not None:
                 self.sink.prompt(self.prompts[0])
-            for emitted in self.manner.rounds(self.texts).run():
-                if self.sink is not None:
-                    self.sink.push(emitted[0])
-                yield emitted
+            with self.manner.passes.rounds(self.texts, self.config, self.manner.prefix) as rounds:
+                for emitted in rounds.run():
+                    if self.sink is not None:
+                        self.sink.push(emitted[0])
+                    yield emitted
             if self.sink is not None:
                 self.sink.end()
 

@@ -32,9 +32,9 @@ from infer.arguments import check, evaluating, target_of
 from infer.call import Manner, fork, generators, set_up
 from infer.decode import Decoding
 from infer.generation import assemble
+from infer.passes import Passes
 from infer.prefix import PrefixCache
 from infer.processors import Prepared
-from infer.rounds import Rounds
 from infer.stream import make_sink
 
 # what generate passes on beside ids, processors, criteria and config: read here, or without meaning here
@@ -54,6 +54,8 @@ def custom_generate(
     rule: str = "auto",
     control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
+    stable: bool | int = False,
+    compile: bool = False,
 ) -> Callable[..., Any]:
     """A decoding function for ``model.generate(custom_generate=…)``; it may be used for any number of calls.
 
@@ -64,8 +66,8 @@ def custom_generate(
         draft: as in :func:`infer.generate`.
         tokenizer, stop_strings: further ends of the text, beside those ``model.generate`` knows. They are given here
             because transformers does not hand the tokenizer on.
-        seed, stream, budget, rule, control, prefix_cache: as in :func:`infer.generate`. ``seed`` and ``stream`` may
-            be given to ``model.generate`` as well, for one call.
+        seed, stream, budget, rule, control, prefix_cache, stable, compile: as in :func:`infer.generate`. ``seed`` and
+            ``stream`` may be given to ``model.generate`` as well, for one call.
 
     Raises:
         ValueError: stop strings without a tokenizer; in the call, whatever is not supported, by name.
@@ -77,7 +79,7 @@ def custom_generate(
         if stop_strings is None
         else [StopStringCriteria(tokenizer, stop_strings if isinstance(stop_strings, str) else list(stop_strings))]
     )
-    manner = Manner(budget, rule, control, prefix_cache)
+    manner = Manner(budget, rule, control, prefix_cache, Passes(stable, compile))
     of_all = seed, stream
 
     def decode(
@@ -101,7 +103,7 @@ def custom_generate(
             settled = manner.settled(target, drafter, input_ids[:1], None if seed is None else 0)
             texts = _texts(target, drafter, input_ids, given, settled, seed)
             with evaluating(*getattr(drafter, "modules", ())):
-                _run(texts, input_ids, stream, tokenizer, settled)
+                _run(texts, input_ids, stream, tokenizer, settled, generation_config)
         rows = list(input_ids.split(1))
         out = assemble(texts, rows, generation_config, tokenizer)
         if not generation_config.return_dict_in_generate:
@@ -198,7 +200,9 @@ CUTS: dict[type, Callable[[Any, int, int], None]] = {
 }
 
 
-def _run(texts: list[Decoding], ids: Tensor, stream: Any, tokenizer: Any, manner: Manner) -> None:
+def _run(
+    texts: list[Decoding], ids: Tensor, stream: Any, tokenizer: Any, manner: Manner, config: GenerationConfig
+) -> None:
     def needed() -> Any:
         if tokenizer is None:
             raise ValueError("a stream of text needs a tokenizer: pass tokenizer= to custom_generate")
@@ -209,8 +213,9 @@ def _run(texts: list[Decoding], ids: Tensor, stream: Any, tokenizer: Any, manner
         raise ValueError(f"{len(texts)} texts cannot be streamed together: stream one at a time")
     if sink is not None:
         sink.prompt(ids)
-    for emitted in Rounds(texts, prefix=manner.prefix).run():
-        if sink is not None:
-            sink.push(emitted[0])
+    with manner.passes.rounds(texts, config, manner.prefix) as rounds:
+        for emitted in rounds.run():
+            if sink is not None:
+                sink.push(emitted[0])
     if sink is not None:
         sink.end()

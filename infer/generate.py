@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 from heads.grow import Budget
 from infer.call import Call, Manner
 from infer.generation import Generation
+from infer.passes import Passes
 from infer.prefix import PrefixCache
 from infer.stream import TextPieces
 
@@ -30,6 +31,7 @@ def generate(
     control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
     stable: bool | int = False,
+    compile: bool = False,
     **generation_kwargs: Any,
 ) -> Generation:
     """Decode one prompt or several; the output is the target's own, whatever the draft.
@@ -55,11 +57,13 @@ def generate(
         prefix_cache: beginnings of texts read by earlier calls, which are not read again.
         stable: the text is the same whatever the draft, in half precision too (:mod:`infer.stable`): every pass after
             the prefill has 8 rows, or so many as are named here, and drafts are shortened to fit.
+        compile: run passes through ``torch.compile`` (:mod:`infer.compiled`), in a static cache and with as many rows
+            as ``budget`` or ``stable`` names; ``compile_config=`` says how. One text a call.
 
     Raises:
         ValueError: an argument that is unknown, wrong or not supported; its name and the reason are given.
     """
-    manner = Manner(budget, rule, control, prefix_cache, stable)
+    manner = Manner(budget, rule, control, prefix_cache, Passes(stable, compile))
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, stream, manner, generation_kwargs)
     for _ in call.run():
         pass
@@ -79,13 +83,14 @@ def stream(
     control: Any = "fixed",
     prefix_cache: PrefixCache | None = None,
     stable: bool | int = False,
+    compile: bool = False,
     **generation_kwargs: Any,
 ) -> Iterator[str]:
     """Decode one prompt and yield pieces of the new text as they come; joined, they are the whole text.
 
     Arguments and errors as for :func:`generate`; wrong arguments raise here, before the first piece is asked for.
     """
-    manner = Manner(budget, rule, control, prefix_cache, stable)
+    manner = Manner(budget, rule, control, prefix_cache, Passes(stable, compile))
     call = Call(model, prompt, draft, tokenizer, generation_config, seed, None, manner, generation_kwargs)
     if len(call.texts) > 1:
         raise ValueError(f"{len(call.texts)} texts cannot be streamed together: stream one at a time")

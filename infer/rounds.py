@@ -180,7 +180,8 @@ class Rounds:
         positions = torch.tensor(bases)[:, None] + torch.tensor(depths)
         if self.target.max_positions is not None:
             positions = positions.clamp_max(self.target.max_positions - 1)  # filler may run out of them
-        if n == 1 and len(set(bases)) == 1:
+        self.cache.expect(n)
+        if n == 1 and self.cache.columns(1) == min(bases) + 1:  # nothing to hide
             return self._forward(ids, positions)
         mask = self._behind(bases, [_seen(draft, n) for draft in drafts], n)
         return self._forward(ids, positions, mask, starts=bases)

@@ -137,7 +137,8 @@ def attention(
         (B, q, heads, D) in the dtype of ``query``.
     """
     global _calls
-    _calls += 1
+    if not torch.compiler.is_compiling():  # a count would be compiled in
+        _calls += 1
     batch, heads, q, dim = query.shape
     kv_heads, kv = key.shape[1:3]
     shared = (batch, kv_heads, heads // kv_heads * q, -1)  # rows of all heads that share keys, side by side
