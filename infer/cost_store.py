@@ -83,7 +83,8 @@ def _described(drafter: Drafter) -> list[Any]:
     parts: list[Any] = [type(drafter).__name__, list(drafter.taps), drafter.lookahead]
     modules = []
     for name, value in vars(drafter).items():
-        if isinstance(value, str | tuple) and not name.startswith("_"):  # such as the layers that draft
+        told = isinstance(value, str | tuple) and not any(isinstance(each, Drafter) for each in value)
+        if told and not name.startswith("_"):  # such as the layers that draft
             parts.append([name, str(value)])
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, Target):

@@ -177,12 +177,9 @@ def test_drafts(model: Any) -> None:
     ("draft", "message"),
     [
         ("heads", "needs heads"),
-        ("lookup", "not supported in this version"),
-        ("model:org/name", "not supported in this version"),
-        ("layers:0-2", "not supported in this version"),
-        ("heads+lookup", "not supported in this version"),
-        ("heads|lookup", "not supported in this version"),
-        ("head", "not known"),
+        ("lookup+heads", "needs heads"),
+        ("head", "not known — did you mean 'heads'"),
+        ("layers:0,9", "9"),
         (3, "spec string"),
     ],
 )

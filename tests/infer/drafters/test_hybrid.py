@@ -13,6 +13,7 @@ import infer
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
 from heads.target import Target
+from infer.cost_store import place
 from infer.drafters import Drafter, FirstToSpeak, HeadsDrafter, LookupDrafter, Merged, NoDrafter, make
 from infer.drafters.hybrid import TapSlices
 from tests.heads.small import small_heads
@@ -243,6 +244,13 @@ def test_heads_in_a_hybrid_are_put_in_eval_mode() -> None:
 
     decode(target(), FirstToSpeak([LookupDrafter(), Looking(own)]), Budget.chain(2))
     assert seen and not any(seen) and own.training
+
+
+def test_stored_costs_are_found_again() -> None:
+    """By what the parts are, not by where they lie in memory."""
+    made: list[list[Drafter]] = [[LookupDrafter(), HeadsDrafter(heads(kind))] for kind in ("medusa", "medusa", "eagle")]
+    first, again, other = (place(target(), Merged(parts)) for parts in made)
+    assert first == again != other != place(target(), FirstToSpeak(made[2]))
 
 
 def test_parts_and_names_belong_together() -> None:
