@@ -156,8 +156,8 @@ def advice(report: Mapping[str, Any]) -> str:
 
 def _turn(best: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The batch from which on nothing is gained."""
-    turn = None
-    for batch in reversed(best):
+    turn: str | None = None
+    for batch in reversed(list(best)):
         if best[batch]["depth"] > 0:
             break
         turn = batch

@@ -17,6 +17,8 @@ from infer.evaluate import Settings, ask, measure_acceptance
 from infer.options import dtype_option, numbers, positive, prompt_options, prompts_of, share
 from infer.plot import draw
 
+LAYERS_SHOWN = 5
+
 Report = tuple[dict[str, Any], str]
 
 
@@ -78,8 +80,14 @@ def run(args: argparse.Namespace) -> Report:
     if args.layers:
         from infer.drafters.layer_search import search
 
-        report["layers"], found = search(target, questions)
-        text += f"\n{found}"
+        tried = search(target, [question.ids for question in questions])
+        report["layers"] = [found._asdict() | {"draft": found.spec} for found in tried]
+        text += "\n\nthe target's own layers as a draft, the fastest of those tried\n"
+        text += f"{'draft':<36}{'acceptance':>12}{'a token / a pass':>18}{'speed-up':>10}{'K':>4}\n"
+        text += "\n".join(
+            f"{found.spec:<36}{found.acceptance:>12.2f}{found.cost:>18.2f}{found.speedup:>10.2f}{found.lookahead:>4}"
+            for found in tried[:LAYERS_SHOWN]
+        )
     if args.png is not None:
         draw(report, args.png)
         text += f"\nplot written to {args.png}"

@@ -162,8 +162,11 @@ def test_plan_before_and_after_training(folder: Path, prompts: Path, tmp_path: P
     assert list(report["best"]) == ["0.5"] and list(report["curve"]) == ["1", "2"]
     assert report["heads"] == "untrained, kind eagle" and report["advice"] in text
     assert (tmp_path / "plan.png").is_file()
-    report, _ = verbs()["plan"](argv[0], folder, *argv[1:])
+    report, text = verbs()["plan"](argv[0], folder, *argv[1:], "--layers")
     assert next(iter(report["best"])) == "measured"
+    assert all(found["draft"].startswith("layers:") for found in report["layers"])
+    assert report["layers"][0]["draft"] in text
+    json.dumps(report)
     with pytest.raises(FileNotFoundError, match="make it first"):
         verbs()["plan"](*argv, "--png", tmp_path / "none" / "plan.png")
 

@@ -122,7 +122,9 @@ def test_a_spoiled_table_says_what_to_do(cache: Path, text: str) -> None:
 @pytest.mark.parametrize("positions", [24, 64, 512])
 def test_small_targets_are_timed_with_fewer_sizes(cache: Path, positions: int) -> None:
     target = Target(tiny_model("llama", max_position_embeddings=positions))
-    table = cost_store.stored_costs(target, Oracle(torch.ones(1, 600, dtype=torch.long), lookahead=1), torch.tensor([[5]]))
+    table = cost_store.stored_costs(
+        target, Oracle(torch.ones(1, 600, dtype=torch.long), lookahead=1), torch.tensor([[5]])
+    )
     assert {1, 2} <= set(table.rows) and table.context <= positions // 4
 
 
