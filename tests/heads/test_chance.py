@@ -55,7 +55,7 @@ def test_the_nucleus_is_that_of_transformers(scale: float, top_p: float) -> None
             left += 1
             continue
         assert set(ours.tolist()) == set(theirs.nonzero()[:, 0].tolist())
-    if scale >= 3:  # as a language model's are
+    if scale >= 3 and top_p <= 0.9:  # as a language model's are
         assert left < 8
 
 
