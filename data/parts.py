@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -37,6 +38,7 @@ FEATURES = datasets.Features(
         "finished": datasets.Value("bool"),
     }
 )
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
 Chunk = Sequence[tuple[str, Any]]
 """Rows, each with its ``file:number``, as :func:`data.files.scan` yields them."""
 
@@ -127,6 +129,7 @@ class PartWriter:
         conversation = read_conversation(row, where, self.roles)
         made = sequences(conversation, self.tokenizer, self._renderer, self.max_length)
         report.orphans += conversation.orphans
+        report.unanswered += made[-1].left_out
         report.mended += conversation.mended
         report.cut += any(one.cut for one in made)
         report.unfinished += not made[-1].finished
@@ -152,11 +155,25 @@ def _begin(writer: PartWriter) -> None:
     """In a worker: take the settings, leave Ctrl-C to the parent, and end when the parent is gone."""
     global _writer
     _writer = writer
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ[_PARALLELISM] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A row is a handful of texts, for which the tokenizers' own threads cost more than they bring."""
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = before
 
 
 def _end_with(sentinel: int) -> None:
@@ -176,7 +193,10 @@ def write_parts(writer: PartWriter, chunks: Iterable[tuple[int, Chunk]], process
         OSError: a worker process was ended by someone else.
     """
     if processes == 1:
-        yield from (writer.write(index, chunk) for index, chunk in chunks)
+        for index, chunk in chunks:
+            with _one_thread():
+                rows = writer.write(index, chunk)
+            yield rows
         return
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     pool = ProcessPoolExecutor(processes, context, _begin, (writer,))

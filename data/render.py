@@ -35,6 +35,8 @@ class Rendered:
         finished: the last answer is whole, its end of turn is there.
         cut: tokens beyond ``max_length`` were taken away.
         last: place of the last supervised turn, which tells the sequences of one conversation apart.
+        left_out: turns behind the conversation's last answer that stand in no sequence, since the template renders
+            that answer differently before them; they would teach nothing.
     """
 
     ids: list[int]
@@ -42,6 +44,7 @@ class Rendered:
     finished: bool
     cut: bool = False
     last: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class _View:
     text: str
     spans: list[_Span]
     last: int
+    left_out: int = 0
 
 
 class Renderer:
@@ -90,8 +94,8 @@ class Renderer:
                 than behind its generation prompt.
         """
         views = self._views(turns, tools)
-        whole = [True] * (len(views) - 1) + [finished]
-        return [self._rendered(view, end, max_length) for view, end in zip(views, whole, strict=True)]
+        made = [self._rendered(view, True, max_length) for view in views[:-1]]
+        return [*made, self._rendered(views[-1], finished, max_length)]
 
     def prompt(self, turns: Sequence[Turn], tools: Tools = ()) -> list[int]:
         """Ids that decoding the answer to ``turns`` starts from."""
@@ -115,6 +119,8 @@ class Renderer:
             if not span.start <= span.stop <= span.end <= (view.spans[0].start if view.spans else len(view.text)):
                 raise Refusal("answer not found", "the chat template does not render the answer behind its header")
             view.spans.insert(0, span)
+        if not views[0].spans:
+            views[1].left_out = len(turns) - 1 - answers[-1]
         return [view for view in reversed(views) if view.spans]
 
     def _rendered(self, view: _View, finished: bool, max_length: int | None) -> Rendered:
@@ -132,7 +138,7 @@ class Renderer:
             finished = bool(borders) and (finished or len(borders) < len(spans))
             max_length = borders[-1] if borders else max_length
             ids, mask = ids[:max_length], mask[:max_length]
-        return Rendered(ids, mask, finished, cut, view.last)
+        return Rendered(ids, mask, finished, cut, view.last, view.left_out)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         """No special tokens are added: the template writes its own, a second BOS would be wrong."""

@@ -48,6 +48,7 @@ class PrepareReport(Refusals):
         cut: kept conversations that ended beyond ``max_length``.
         unfinished: kept conversations whose last answer is not whole (by their own word, or cut).
         orphans: assistant's turns dropped from the front of a conversation.
+        unanswered: turns behind a last answer that a template does not let stand (see :class:`data.render.Rendered`).
         mended: kept conversations in which halves of surrogate pairs became U+FFFD.
         sequences: written; more than conversations where a template takes earlier thoughts away.
         tokens: tokens written.
@@ -62,6 +63,7 @@ class PrepareReport(Refusals):
     cut: int = 0
     unfinished: int = 0
     orphans: int = 0
+    unanswered: int = 0
     mended: int = 0
     sequences: int = 0
     tokens: int = 0
@@ -76,13 +78,23 @@ class PrepareReport(Refusals):
             for name, count in more.items():
                 counts[name] = counts.get(name, 0) + count
         self.refused += part.refused[: SHOWN - len(self.refused)]
-        for name in ("rows", "cut", "unfinished", "orphans", "mended", "sequences", "tokens", "supervised"):
+        for name in (
+            "rows",
+            "cut",
+            "unfinished",
+            "orphans",
+            "unanswered",
+            "mended",
+            "sequences",
+            "tokens",
+            "supervised",
+        ):
             setattr(self, name, getattr(self, name) + getattr(part, name))
 
     @property
     def clean(self) -> bool:
         """No row was refused and no turn taken away."""
-        return not self.dropped and not self.orphans
+        return not (self.dropped or self.orphans or self.unanswered)
 
     def _lines(self) -> list[tuple[str, int, str]]:
         kept = [(f"kept: {name}", count, "") for name, count in self.kept.items()]
@@ -91,6 +103,7 @@ class PrepareReport(Refusals):
             ("  unfinished", self.unfinished, "last answer without its end of turn"),
             ("  mended", self.mended, "halves of surrogate pairs became U+FFFD"),
             ("turns taken away", self.orphans, "answers before any question"),
+            ("turns left out", self.unanswered, "questions behind the last answer, which the template would change"),
         ]
         return [("rows read", self.rows, ""), *kept, *(line for line in details if line[1])]
 

@@ -181,7 +181,7 @@ def _said(error: urllib.error.HTTPError) -> str:
     try:
         told = json.loads(text)
         inner = told.get("error", told)
-        text = inner.get("message", text) if isinstance(inner, dict) else str(inner)
+        text = (inner.get("message") or (text if inner else "")) if isinstance(inner, dict) else str(inner)
     except (ValueError, AttributeError):
         pass
     return " ".join(str(text).split())[:300] or str(error.reason)

@@ -58,6 +58,7 @@ def _parquet(path: Path) -> Rows:
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
         yield number + 1, Refusal("damaged file", f"{path} is a damaged parquet file ({error}): get it again")
+        return
     if not number:
         yield 0, Refusal("empty file", f"{path} is empty: it has no row")
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data.files import read_rows, write_rows, write_text
+from data import files
+from data.files import parse, read_rows, scan, write_rows, write_text
+from data.turns import Refusal
 from tests.data.toys import chat
 
 ROWS = [{"messages": chat("hi", "ok")}, {"messages": chat("a\u2028b", "é")}]
@@ -53,13 +57,62 @@ def test_damaged_and_empty_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is empty"):
             list(read_rows(path))
     path.write_text(json.dumps(ROWS)[:-20])
-    with pytest.raises(ValueError, match="line 1: not JSON"):
+    with pytest.raises(ValueError, match=r"line 2: not JSON.*cut short"):
         list(read_rows(path))
     path.write_bytes(gzip.compress(LINES[0].encode() * 50)[:-12])
     with pytest.raises(ValueError, match="damaged gzip"):
         list(read_rows(path))
     with pytest.raises(FileNotFoundError, match="no data file"):
         list(read_rows(tmp_path / "none"))
+
+
+def scanned(path: Path) -> list[tuple[int, Any]]:
+    """Numbers and rows; a refusal as its reason."""
+    rows = ((number, parse(raw)) for number, raw in scan(path))
+    return [(number, row.reason if isinstance(row, Refusal) else row) for number, row in rows]
+
+
+def test_damaged_rows_are_refused_in_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"\n".join([LINES[0].encode(), b"{", b"\xff", LINES[1].encode(), LINES[1].encode()[:-9]]))
+    assert scanned(path) == [(1, ROWS[0]), (2, "not JSON"), (3, "not JSON"), (4, ROWS[1]), (5, "not JSON")]
+    path.write_text(json.dumps(ROWS, indent=1)[:-30])
+    assert scanned(path) == [(1, ROWS[0]), (2, "not JSON")]
+    path.write_text(f"[{LINES[0]}, {LINES[1]}")
+    assert scanned(path) == [(1, ROWS[0]), (2, ROWS[1]), (3, "not JSON")]
+    path.write_text(f"[{LINES[0]} {LINES[1]}]\n")
+    assert scanned(path) == [(1, ROWS[0]), (2, "not JSON")]
+    path.write_text(f"[\n{LINES[0]}]\nmore")
+    assert scanned(path) == [(1, ROWS[0]), (2, "not JSON")]
+    for empty in (b"", b"\n \n", b"\xef\xbb\xbf", b"[]"):
+        path.write_bytes(empty)
+        assert scanned(path) == [(0, "empty file")]
+    packed = gzip.compress("\n".join(f'"{os.urandom(40).hex()}"' for _ in range(9000)).encode())
+    path.write_bytes(packed[: len(packed) // 2])
+    rows = scanned(path)
+    assert len(rows) > 1000
+    assert rows[-1][1] == "damaged file"
+
+
+def test_objects_over_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("\n".join(json.dumps(row, indent=2) for row in ROWS))
+    assert scanned(tmp_path / "rows") == [(1, ROWS[0]), (2, ROWS[1])]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_arrays_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, piece: int) -> None:
+    monkeypatch.setattr(files, "_PIECE", piece)
+    rows = [{"a": "é\u2028" * 30}, [1, 2.5e3, -7], "x]", None, 12345, {"b": [{"c": "\U0001f600"}]}]
+    for indent in (None, 3):
+        (tmp_path / "rows").write_text("\n" + json.dumps(rows, indent=indent))
+        assert scanned(tmp_path / "rows") == list(enumerate(rows, 1))
+
+
+def test_lone_surrogates_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text(r'{"text": "a\ud83d"}')
+    assert scanned(tmp_path / "rows") == [(1, {"text": "a\ud83d"})]
+    (tmp_path / "rows").write_bytes(b'[\n{"text": "a\xff"}]')
+    assert scanned(tmp_path / "rows") == [(1, {"text": "a\udcff"})]
 
 
 def test_writing_is_deterministic_and_whole_or_not_at_all(tmp_path: Path) -> None:

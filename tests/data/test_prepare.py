@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from data import prepare as module
+from data import folder as folders
+from data import parts as module
 from data.prepare import load, prepare
 from tests.data import toys
 from tests.data.toys import chat, write_jsonl
@@ -40,7 +41,6 @@ BAD: list[Any] = [{"conversations": []}, {"messages": chat("q")}, {"messages": c
 
 
 def test_rows_without_supervision_are_dropped_and_counted(tmp_path: Path) -> None:
-    """Case A10."""
     report = prepare([write_jsonl(tmp_path / "rows", [GOOD, *BAD])], toys.tokenizer(), tmp_path / "out", max_length=40)
     assert report.kept == {"train": 1}
     assert report.dropped == {"no turns": 1, "no answer": 1, "no answer within max_length": 1}
@@ -95,7 +95,7 @@ def test_used_again_only_when_nothing_changed(tmp_path: Path) -> None:
     assert again.reused
     assert again.tokens == first.tokens
     assert not prepare([source], tokenizer, out, max_length=10).reused
-    assert load(out)[0]["loss_mask"] == MASK[:10]
+    assert load(out)[0]["loss_mask"] == MASK[:8]
     assert not prepare([source], toys.tokenizer(toys.LINES), out, max_length=10).reused
     assert not prepare([source], toys.tokenizer(toys.LINES, merges=[("a", "a")]), out, max_length=10).reused
     write_jsonl(source, [GOOD, GOOD])
@@ -105,7 +105,7 @@ def test_used_again_only_when_nothing_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "train/notes.txt"])
 def test_folders_with_other_things_are_left_alone(tmp_path: Path, name: str) -> None:
-    """Case A18, before anything of ours is there and after."""
+    """Before anything of ours is there and after."""
     source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
@@ -121,17 +121,26 @@ def test_folders_with_other_things_are_left_alone(tmp_path: Path, name: str) -> 
     assert load(out)[0]["loss_mask"] == MASK
 
 
-def test_a_failed_run_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
+def test_a_failed_run_leaves_the_old_folder_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write_jsonl(tmp_path / "rows", [GOOD, GOOD, GOOD]), tmp_path / "out"
     prepare([source], toys.tokenizer(), out)
+    write = module.PartWriter.write
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(self: module.PartWriter, index: int, chunk: module.Chunk) -> int:
+        if index == 1:
+            raise OSError(28, "No space left on device")
+        return write(self, index, chunk)
 
-    monkeypatch.setattr(module, "_save", full)
-    with pytest.raises(OSError, match="No space left"):
-        prepare([source], toys.tokenizer(), out, max_length=10)
-    assert load(out)[0]["loss_mask"] == MASK
+    with monkeypatch.context() as patch:
+        patch.setattr(module.PartWriter, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            prepare([source], toys.tokenizer(), out, max_length=10, chunk=1)
+    assert load(out)["loss_mask"] == [MASK] * 3
+    report = prepare([source], toys.tokenizer(), out, max_length=10, chunk=1)
+    assert (report.resumed, report.kept, report.rows) == (1, {"train": 3}, 3)
+    assert load(out)["loss_mask"] == [MASK[:8]] * 3
     assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
 
 
@@ -167,3 +176,130 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be held out"):
         prepare([source], toys.tokenizer(), tmp_path / "out", heldout=0.5)
     assert files(tmp_path) == ["rows"]
+
+
+def test_a_stopped_run_with_other_settings_is_swept_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stale parts are neither used nor left; a folder of that name with something else in it is."""
+    source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "place", stop)
+        patch.setattr("data.prepare.place", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([source], toys.tokenizer(), out)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([source], toys.tokenizer(), out, max_length=7)
+    (left,) = [name for name in os.listdir(tmp_path) if name.startswith(".out")]
+    (tmp_path / left / "notes.txt").write_text("mine")
+    report = prepare([source], toys.tokenizer(), out, max_length=9)
+    assert (report.resumed, load(out)[0]["loss_mask"]) == (0, MASK[:8])
+    assert sorted(os.listdir(tmp_path)) == [left, "out", "rows"]
+    (tmp_path / left / "notes.txt").unlink()
+    assert prepare([source], toys.tokenizer(), out, max_length=9).reused
+    assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
+
+
+def test_a_run_that_was_stopped_while_it_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
+    prepare([source], toys.tokenizer(), out)
+    rename = Path.rename
+
+    def stop_at_the_second(self: Path, target: Path) -> Path:
+        if self.name == "whole":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stop_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([source], toys.tokenizer(), out, max_length=9)
+    assert not out.exists()
+    assert prepare([source], toys.tokenizer(), out).reused  # the earlier one is back
+    assert prepare([source], toys.tokenizer(), out, max_length=9).kept == {"train": 1}
+    assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
+
+
+def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        folders.working(tmp_path / "out", "key"),
+        pytest.raises(OSError, match="another run is preparing"),
+        folders.working(tmp_path / "out", "key"),
+    ):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+def test_plain_text_keeps_every_row_whatever_the_chunk(tmp_path: Path, chunk: int) -> None:
+    source = write_jsonl(tmp_path / "rows", [{"text": f"text {i}"} for i in range(5)])
+    report = prepare([source], toys.tokenizer(None), tmp_path / "out", chunk=chunk)
+    data = load(tmp_path / "out")
+    assert (report.rows, report.kept, len(data)) == (5, {"train": 5}, 5)
+    assert [toys.tokenizer().decode(ids) for ids in data["input_ids"]] == [f"text {i}" for i in range(5)]
+    assert data["loss_mask"] == [[True] * 6] * 5
+
+
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    rows = [GOOD, {"messages": chat("x", "y" * 30), "id": 3}, {"conversations": []}, {"text": "t"}] * 3
+    source = write_jsonl(tmp_path / "rows", rows)
+    one = prepare([source], toys.tokenizer(), tmp_path / "one", max_length=20, processes=1, chunk=2)
+    seen: list[int] = []
+    two = prepare(
+        [source],
+        toys.tokenizer(),
+        tmp_path / "two",
+        max_length=20,
+        processes=2,
+        chunk=5,
+        progress=lambda stage, done, total: seen.append(done),
+    )
+    assert one == two
+    assert sorted(seen) == seen and seen[-1] == 12
+    assert load(tmp_path / "one").to_list() == load(tmp_path / "two").to_list()
+    assert (one.rows, one.kept, one.dropped) == (12, {"train": 9}, {"no turns": 3})
+
+
+def test_a_conversation_in_several_sequences_stays_on_one_side(tmp_path: Path) -> None:
+    rows = [{"id": i, "messages": chat(f"thing{i} of{i}", "<think>x</think>a", f"more{i}", "b")} for i in range(6)]
+    source = write_jsonl(tmp_path / "rows", rows)
+    report = prepare([source], toys.tokenizer(toys.THINKING), tmp_path / "out", heldout=2, chunk=4)
+    assert (report.kept, report.sequences) == ({"train": 4, "heldout": 2}, 12)
+    sides = [[id.partition("#") for id in load(tmp_path / "out", name)["id"]] for name in ("train", "heldout")]
+    assert [len(side) for side in sides] == [8, 4]
+    for side in sides:
+        assert [(a[0], a[2]) for a in side[::2]] == [(b[0], "1") for b in side[1::2]]
+
+
+def test_damage_is_refused_by_number_and_the_run_goes_on(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows", [GOOD, GOOD])
+    source.write_text(source.read_text()[:-9])
+    (tmp_path / "none").write_text("")
+    report = prepare([source, tmp_path / "none"], toys.tokenizer(), tmp_path / "out")
+    assert (report.rows, report.kept) == (2, {"train": 1})
+    assert report.dropped == {"not JSON": 1, "empty file": 1}
+    assert report.refused[0].startswith("rows:2: not JSON")
+    with pytest.raises(ValueError, match=r"no usable row in none .*is empty"):
+        prepare([tmp_path / "none"], toys.tokenizer(), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_roles_and_orphans_are_counted_and_part_of_the_key(tmp_path: Path) -> None:
+    named = [{"from": "human", "value": "q"}, {"from": "laguna_s", "value": "a"}]
+    rows = [{"conversations": [{"from": "gpt", "value": "orphan"}, *chat("q", "a")]}, {"conversations": named}]
+    source, out = write_jsonl(tmp_path / "rows", rows), tmp_path / "out"
+    report = prepare([source], toys.tokenizer(), out)
+    assert (report.kept, report.orphans, report.dropped) == ({"train": 1}, 1, {"unknown role": 1})
+    report = prepare([source], toys.tokenizer(), out, roles={"laguna_s": "assistant"})
+    assert (report.kept, report.orphans, report.dropped, report.reused) == ({"train": 2}, 1, {}, False)
+    assert load(out)["input_ids"] == [[260, 80, 262, 261, 64, 262]] * 2
+
+
+def test_provenance_says_what_made_it(tmp_path: Path) -> None:
+    prepare([write_jsonl(tmp_path / "rows", [GOOD])], toys.tokenizer(), tmp_path / "a" / "b" / "new")
+    told = json.loads((tmp_path / "a" / "b" / "new" / "provenance.json").read_text())
+    assert set(told["made_with"]) == {"datasets", "tokenizers", "transformers"}
+    assert told["key"]["sources"][0]["name"] == "rows"
+    assert len(told["key"]["sources"][0]["sha256"]) == 64

@@ -219,6 +219,13 @@ def test_questions_behind_the_last_answer_stay_and_are_not_learned() -> None:
     assert views(toys.NOGEN, turns(chat("q", "a", "r"))) == ["[U]q[E][A]{a[E]}[U]r[E]"]
 
 
+def test_questions_that_would_change_the_last_answer_are_left_out_and_counted() -> None:
+    tokenizer = toys.tokenizer(toys.THINKING)
+    (rendered,) = Renderer(tokenizer).render(turns(chat("q", "a", "r")))
+    assert toys.learned(tokenizer, rendered) == "[U]q[E][A]<think></think>{a[E]}"
+    assert rendered.left_out == 1
+
+
 def test_a_template_that_writes_the_date_is_told_a_fixed_one() -> None:
     assert views(toys.DATED, turns(chat("q", "a"))) == ["[S]26 Jul 2024[E][U]q[E][A]{a[E]}"]
 
