@@ -62,6 +62,11 @@ class Partial:
                 if child is not self.target.layers:
                     continue
                 holder: Any = type(module)
+                if self.target.by_place:
+                    raise ValueError(
+                        f"the {self.target.by_place} of {kind} go by places in the cache, where drafts of its own "
+                        "layers stand too: drafting with them is not supported"
+                    )
                 if not isinstance(module, PreTrainedModel) or not compat.takes(holder, "position_ids"):
                     raise ValueError(
                         f"{kind} holds its layers in {holder.__name__}, which cannot be run by itself with "

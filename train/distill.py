@@ -46,6 +46,7 @@ from train.schedule import SHAPES  # noqa: E402
 
 WARMUP = 0.04  # share of the run in which the learning rate rises
 BUCKET = 16  # steps whose conversations are sorted by length together
+JUDGED_BATCHES = 3  # of held-out text, before and after
 REPORT = "distill.json"
 
 
@@ -163,7 +164,7 @@ def _batches(conversations: Conversations, settings: Settings, target: Target) -
 
 def _evaluate(draft: Any, target: Target, conversations: Conversations, settings: Settings) -> dict[str, float]:
     total = Judged()
-    for step in plan_epoch(conversations.lengths, settings.batch_tokens, 1, 0, 0)[:8]:
+    for step in plan_epoch(conversations.lengths, settings.batch_tokens, 1, 0, 0)[:JUDGED_BATCHES]:
         ids, loss_mask, _ = (part.to(target.device) for part in pad_ids(conversations, step))
         total.add(judge(draft, target, ids, loss_mask, learn=False))
     return total.to_dict()

@@ -101,7 +101,10 @@ class DraftModelDrafter:
             if self._root is None:
                 return Draft.empty()
             self._grower = DecoderGrower(self._root, self._cached, self._step)
-            return grow(self._grower, budget.within(self._deepest()), sampler, None)
+            budget = budget.within(self._deepest())
+            if self.model.by_place:  # it reads no trees
+                budget = Budget.chain(min(budget.depth, budget.rows - 1))
+            return grow(self._grower, budget, sampler, None)
 
     def commit(self, taps: Tensor | None, ids: list[int]) -> None:
         """Keep what was accepted of the last draft; what is missing is run with the next one."""

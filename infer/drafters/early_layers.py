@@ -28,6 +28,7 @@ from heads.target import Target
 from infer.cache import ForgettingLayer
 from infer.drafters.grower import DecoderGrower, causal
 from infer.drafters.timed import ModuleClock
+from infer.static import FixedStore
 
 LOOKAHEAD = 4
 CHUNK = 512  # committed rows run at once, which bounds their mask
@@ -139,8 +140,11 @@ class EarlyLayersDrafter:
         try:
             with torch.no_grad(), self._clock.running():
                 self._catch_up()
+                budget = self._fitting(budget, length)
+                if not budget.depth:
+                    return Draft.empty()
                 root = self._step([self._root_token], [length], None)[0]
-                draft = grow(DecoderGrower(root, length + 1, self._step), self._fitting(budget, length), sampler, None)
+                draft = grow(DecoderGrower(root, length + 1, self._step), budget, sampler, None)
         finally:
             self._crop(length)
         return draft
@@ -156,8 +160,16 @@ class EarlyLayersDrafter:
             self._waiting.append(taps)
 
     def _fitting(self, budget: Budget, length: int) -> Budget:
-        most = self.target.max_positions
-        return budget if most is None else budget.within(max(0, most - length))
+        """Less deep where the target's positions end, or its cache does that cannot grow."""
+        assert self._row is not None
+        if self.target.max_positions is not None:
+            budget = budget.within(max(0, self.target.max_positions - length))
+        store = self._row.layer(0).store
+        if isinstance(store, FixedStore):
+            room = store.keys.shape[2] - length
+            while budget.depth and _entries(budget) > room:
+                budget = budget.within(budget.depth - 1)
+        return budget
 
     def _catch_up(self) -> None:
         """Give the layers behind the gap the committed rows they have not seen."""
@@ -191,6 +203,13 @@ class EarlyLayersDrafter:
         for layer in self._own:
             if layer.store is not None:
                 layer.store.crop(length)
+
+
+def _entries(budget: Budget) -> int:
+    """Most that a draft appends to the cache: the root and all nodes but those of the last depth."""
+    if budget.shape is not None:
+        return 1 + sum(len(path) < budget.depth for path in budget.shape)
+    return 1 + budget.width * (budget.depth - 1)
 
 
 def parse_layers(text: str) -> list[int]:

@@ -96,9 +96,9 @@ def test_wrong_layers_are_refused(layers: list[int], said: str) -> None:
         target_of("llama").partial(layers)
 
 
-def test_a_decoder_without_positions_is_refused_by_name() -> None:
+def test_positions_by_place_are_refused_by_name() -> None:
     model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(ValueError, match="BloomForCausalLM holds its layers in BloomModel"):
+    with pytest.raises(ValueError, match="of BloomForCausalLM go by places in the cache"):
         Target(model).partial([0])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, BloomConfig
 
 from heads.grow import Budget, Sampler
 from heads.target import Target
@@ -82,6 +83,15 @@ def test_a_draft_model_with_fewer_positions_stops_drafting(family: str, shape: s
         length += done.emitted
     assert all(depth == expected for depth, expected in depths)
     assert depths[0][0] == 3 and depths[-1][0] == 0
+
+
+def test_a_model_that_reads_no_trees_drafts_a_chain() -> None:
+    model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
+    target = target_of("llama")
+    for budget in BUDGETS.values():
+        out = decode(target, checked(model), budget)
+        assert out.sequences[0].tolist() == plain(target)
+        assert {r.proposed for r in out.stats.log} <= {0, 1, 2, 3, 4} and out.stats.proposed > 0
 
 
 def test_a_prompt_longer_than_its_positions() -> None:

@@ -16,6 +16,7 @@ from heads.target import Target
 from infer.cache import ForgettingCache
 from infer.drafters import early_layers
 from infer.drafters.early_layers import EarlyLayersDrafter, format_layers, parse_layers
+from infer.static import StaticCache
 from tests.infer.drafters.common import BUDGETS, NEW, PROMPT, Checked, decode, plain, target_of
 from tests.tiny import FAMILIES, tiny_model
 
@@ -142,6 +143,31 @@ def test_it_goes_as_far_as_the_target_has_positions() -> None:
     target = target_of("gpt2", n_positions=20)
     out = decode(target, EarlyLayersDrafter(target, [0, 2]), BUDGETS["dynamic tree"], 11)
     assert out.sequences[0].tolist() == plain(target, 11)
+
+
+@pytest.mark.parametrize("budget", [BUDGETS["chain"], BUDGETS["static tree"], Budget(rows=40, depth=4, width=3)])
+def test_it_goes_as_far_as_a_static_cache_has_room(budget: Budget) -> None:
+    """Wide trees append more than the target's pass has rows; at the end of the cache they are less deep."""
+    target = target_of("llama")
+    drafter = EarlyLayersDrafter(target, [0, 3])
+    cache = StaticCache(target, capacity=PROMPT.shape[1] + 12)
+    out = target.forward(PROMPT, cache=cache, taps=drafter.taps)
+    drafter.share(cache.row(0))
+    drafter.begin(target, torch.cat([PROMPT, PROMPT[:, :1]], 1), out.taps)
+    depths = []
+    for length in range(PROMPT.shape[1], cache.capacity + 1):
+        depths.append(max(drafter.propose(budget, None).depths, default=0))
+        if length < cache.capacity:
+            cache.keep([length], [[0]])  # as if the target had read one more token
+            drafter.commit(torch.zeros(1, 1, target.hidden_size, dtype=target.dtype), [1])
+    assert depths[0] == budget.depth and depths[-2:] == [1, 0] and depths == sorted(depths, reverse=True)
+
+
+def test_static_caches_and_passes_of_fixed_shape() -> None:
+    target = target_of("llama")
+    for settings in ({"cache_implementation": "static"}, {"stable": True}):
+        out = decode(target, EarlyLayersDrafter(target, [0, 3]), Budget.chain(3), **settings)
+        assert out.sequences[0].tolist() == plain(target) and out.stats.proposed > 0
 
 
 @pytest.mark.parametrize(
