@@ -20,6 +20,7 @@ from heads import embedded
 from heads.base import DraftHeads
 from heads.config import nearest
 from heads.target import Target
+from infer.seq2seq import Seq2SeqTarget
 
 # arguments taken by generate and stream themselves, beside the generation settings
 OF_TEXT = ("model", "prompt", "draft", "tokenizer", "generation_config", "seed", "stream")
@@ -33,8 +34,8 @@ NOT_TAKEN: dict[str, str] = {
     "assistant_tokenizer": "drafting with another model is not supported in this version",
     "cache": "the target's cache is made anew by each call",
     "custom_generate": "the loop is Headstart's own",
-    "decoder_input_ids": "targets are decoder-only",
-    "encoder_outputs": "targets are decoder-only",
+    "decoder_input_ids": "a decoder starts with its model's own start token",
+    "encoder_outputs": "the encoder reads the prompt in each call",
     "input_ids": "the prompt is the second argument",
     "inputs": "the prompt is the second argument",
     "inputs_embeds": "prompts are text, messages or token ids",
@@ -115,7 +116,8 @@ def read_model(model: Any) -> tuple[Target, DraftHeads | None]:
     if isinstance(model, Target):
         return model, None
     if isinstance(model, nn.Module) and hasattr(model, "generate"):
-        return Target(model), None  # type: ignore[arg-type]
+        wrapped = Seq2SeqTarget if getattr(model.config, "is_encoder_decoder", False) else Target
+        return wrapped(model), None  # type: ignore[arg-type]
     raise ValueError(f"model must be a transformers model, a Target or a heads repository, not {type(model).__name__}")
 
 

@@ -22,6 +22,7 @@ from infer.decode import Decoding
 from infer.generation import Generation, assemble
 from infer.passes import Passes
 from infer.prefix import PrefixCache
+from infer.seq2seq import Seq2SeqTarget, Source
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
 from infer.verify import RandomChooser, named
@@ -80,14 +81,20 @@ def set_up(
     """One text, ready to be decoded.
 
     Args:
-        shown: (1, n) prompt, padding included.
+        shown: (1, n) prompt, padding included; an encoder's, where the target has one.
         prepared: what transformers made of this text's settings.
         generator: of everything drawn for it; None for torch's own.
     """
     config, budget = prepared.config, manner.budget or Budget.chain(drafter.lookahead)
+    if target.by_place and (budget.width > 1 or budget.shape is not None):
+        raise ValueError(
+            f"{target.name} reads chains only, because its {target.by_place} go by places in the cache: "
+            "give a budget of width 1"
+        )
+    target, ids, shown = _begun(target, shown, prepared)
     return Decoding(
         target=target,
-        ids=unpadded(shown, prepared.attention_mask),
+        ids=ids,
         drafter=drafter,
         budget=budget,
         stop=Stop.from_criteria(prepared.criteria, prepared.config.max_length),
@@ -101,6 +108,14 @@ def set_up(
         control=manner.control,
         fixed_rows=manner.passes.rows(budget),
     )
+
+
+def _begun(target: Target, prompt: Tensor, prepared: processors.Prepared) -> tuple[Target, Tensor, Tensor]:
+    """What decodes a text, the ids it begins with, and the same as the caller sees them, padding included."""
+    if not isinstance(target, Seq2SeqTarget):
+        return target, unpadded(prompt, prepared.attention_mask), prompt
+    assert prepared.start is not None, "an encoder-decoder's text has a start"
+    return target.read(Source(prompt, prepared.attention_mask)), prepared.start, prepared.start
 
 
 def _sampler(config: GenerationConfig, generator: torch.Generator | None) -> Sampler | None:
@@ -204,14 +219,15 @@ class Call:
         places = [at for at in range(len(self.prompts)) for _ in range(copies)]
         self.prompts = [self.prompts[at] for at in places]
         drawn = generators(seed, len(places), self.target.device)
-        ids = unpadded(self.prompts[0], first.attention_mask)
-        self.manner = self.manner.settled(self.target, self.drafter, ids, None if seed is None else 0)
+        target, ids, _ = _begun(self.target, self.prompts[0], first)
+        self.manner = self.manner.settled(target, self.drafter, ids, None if seed is None else 0)
         texts = []
         for row, place in enumerate(places):
             alone = len(places) == 1
             prepared = first if alone else self._prepare(row, place, generation_config, settings, taken, own=True)
             drafter = self.drafter if row == 0 else fork(self.drafter)
             texts.append(set_up(self.target, self.prompts[row], prepared, drafter, self.manner, drawn[row]))
+        self.shown = [text.ids if text.shown is None else text.shown for text in texts]
         return texts
 
     def _prepare(
@@ -262,7 +278,7 @@ class Call:
         """Decode, feeding the stream; yields for each round what each text emitted."""
         with evaluating(self.target.model, *getattr(self.drafter, "modules", ())):
             if self.sink is not None:
-                self.sink.prompt(self.prompts[0])
+                self.sink.prompt(self.shown[0])
             with self.manner.passes.rounds(self.texts, self.config, self.manner.prefix) as rounds:
                 for emitted in rounds.run():
                     if self.sink is not None:
@@ -273,4 +289,4 @@ class Call:
 
     def result(self) -> Generation:
         """What was decoded."""
-        return assemble(self.texts, self.prompts, self.config, self._tokenizer)
+        return assemble(self.texts, self.shown, self.config, self._tokenizer)

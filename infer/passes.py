@@ -17,6 +17,7 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.compiled import Compiled
 from infer.decode import Decoding
+from infer.in_turn import InTurn
 from infer.prefix import PrefixCache
 from infer.rounds import Rounds
 from infer.stable import fixed_rows, stable_passes
@@ -52,8 +53,10 @@ class Passes:
     @contextmanager
     def rounds(
         self, texts: Sequence[Decoding], config: GenerationConfig, prefix: PrefixCache | None = None
-    ) -> Iterator[Rounds]:
+    ) -> Iterator[Rounds | InTurn]:
         """The loop over texts that were set up with :meth:`rows`; it may run inside only.
+
+        Texts of a target that reads one text a pass are decoded one after another.
 
         Raises:
             ValueError: a setting of the cache or of the compiler that cannot be honoured.
@@ -61,6 +64,14 @@ class Passes:
         target, rows = texts[0].target, texts[0].fixed_rows
         static = config.cache_implementation == "static"
         _check(target, config, static, self.compiled, len(texts))
+        if self.stable and target.by_place:
+            raise ValueError(
+                f"stable is not supported for {target.name}: its {target.by_place} go by places in the cache, where "
+                "filler rows would stand"
+            )
+        if target.by_place and len(texts) > 1:
+            yield InTurn(texts, partial(Rounds, prefix=prefix))
+            return
         capacity = config.max_cache_len or _capacity(texts)
         around = [partial(stable_passes, target)] if self.stable else []
         with ExitStack() as kept:

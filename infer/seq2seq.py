@@ -61,7 +61,7 @@ class Seq2SeqTarget(Target):
         self.max_positions = getattr(text, "max_position_embeddings", None)  # none where biases are relative
         self.by_place = "positions"
         self.source: Source | None = None
-        self._encoded: Any = None
+        self._encoded: Any = None  # what the encoder made of the prompt, once a pass needed it
         self._cross = DynamicCache()
         self._tokenizer = None
 
@@ -81,22 +81,11 @@ class Seq2SeqTarget(Target):
         )
         return cls(model.to(device), name=str(name))
 
-    @torch.no_grad()
     def read(self, source: Source) -> Seq2SeqTarget:
-        """The same model for one prompt, which its encoder reads now.
-
-        Raises:
-            ValueError: more than one prompt.
-        """
-        if source.ids.shape[0] != 1:
-            raise ValueError(
-                f"an encoder-decoder decodes one prompt a call, not {source.ids.shape[0]}: call it for each"
-            )
+        """The same model for one prompt, which its encoder reads in the first pass."""
         other = copy.copy(self)
         other.source = Source(source.ids.to(self.device), source.mask.to(self.device))
-        other._cross = DynamicCache()
-        encoder: Any = self.model.get_encoder()
-        other._encoded = encoder(input_ids=other.source.ids, attention_mask=other.source.mask)
+        other._encoded, other._cross = None, DynamicCache()
         return other
 
     @torch.no_grad()
@@ -118,16 +107,15 @@ class Seq2SeqTarget(Target):
             ValueError: no prompt was read, the rows are no chain behind what the cache holds, or hidden states are
                 asked for.
         """
-        if self._encoded is None or self.source is None:
+        if self.source is None:
             raise ValueError(f"{self.name} has read no prompt: decode with what read(source) returns")
         if taps or hidden:
-            raise ValueError(
-                f"{self.name} is an encoder-decoder: its hidden states are not read, heads do not draft for it"
-            )
-        if ids.shape[0] != 1:
-            raise ValueError(f"an encoder-decoder decodes one prompt a call, not {ids.shape[0]}: call it for each")
+            self._no("reading hidden states is")
         if mask is not None or positions is not None:
             self._check_rows(0 if cache is None else cache.get_seq_length(), ids.shape[1], mask, positions)
+        if self._encoded is None:
+            encoder: Any = self.model.get_encoder()
+            self._encoded = encoder(input_ids=self.source.ids, attention_mask=self.source.mask)
         kwargs: dict[str, Any] = {"decoder_input_ids": ids, "use_cache": cache is not None}
         if cache is not None:
             kwargs[compat.cache_argument(self._plain)] = EncoderDecoderCache(cache, self._cross)

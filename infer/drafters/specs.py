@@ -60,8 +60,11 @@ def _lookup(argument: str, heads: DraftHeads | None, target: Target) -> Drafter:
 
 def _model(argument: str, heads: DraftHeads | None, target: Target) -> Drafter:
     from infer.drafters.draft_model import DraftModelDrafter
+    from infer.drafters.seq2seq_model import Seq2SeqDrafter
+    from infer.seq2seq import Seq2SeqTarget
 
-    return DraftModelDrafter.from_spec(argument, heads, target)
+    kind = Seq2SeqDrafter if isinstance(target, Seq2SeqTarget) else DraftModelDrafter
+    return kind.from_spec(argument, heads, target)
 
 
 def _layers(argument: str, heads: DraftHeads | None, target: Target) -> Drafter:
