@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from infer import control, cost_store
 from infer import costs as costs_module
 from infer.costs import measure_batches, measure_costs
 from infer.drafters import NoDrafter
+from infer.generate import generate
 from infer.live import LiveCosts
 from infer.lookahead import Acceptance, CostTable, candidates
 from tests.infer.oracles import Oracle, greedy_text
@@ -138,3 +140,18 @@ def test_a_seeded_control_reads_no_clock(cache: Path, monkeypatch: pytest.Monkey
     assert control.make(target, NoDrafter(), IDS) is None
     bounded = control.make(target, drafter, IDS, seed=3, budget=Budget.chain(1))
     assert bounded is not None and bounded._chains == [Budget.chain(1)] and not bounded._trees
+
+
+def test_the_same_seed_gives_the_same_text_and_greedy_text_is_the_targets(cache: Path) -> None:
+    """Through the public call, costs measured by the first of them."""
+    target = Target(tiny_model("llama"))
+    text = greedy_text(target, IDS, 60)
+    drafter = Oracle(text, lookahead=3, miss=7)
+    settings: dict[str, Any] = {"draft": drafter, "control": "auto", "max_new_tokens": 40}
+    greedy = generate(target, IDS, do_sample=False, **settings)
+    assert greedy.sequences.tolist() == text[:, : IDS.shape[1] + 40].tolist()
+    assert greedy.stats.rounds < 39  # it did draft
+    drawn = [generate(target, IDS, seed=5, do_sample=True, temperature=1.5, top_k=0, **settings) for _ in range(2)]
+    assert drawn[0].sequences.tolist() == drawn[1].sequences.tolist() != greedy.sequences.tolist()
+    assert [r.proposed for r in drawn[0].stats.log] == [r.proposed for r in drawn[1].stats.log]
+    assert len(list(cache.iterdir())) == 1
