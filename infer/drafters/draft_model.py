@@ -34,7 +34,7 @@ class DraftModelDrafter:
 
     Args:
         model: a transformers model, a ``heads.Target`` of it, or its folder or Hub id, loaded in the dtype it is
-            stored in. It is put into eval mode.
+            stored in. It drafts in eval mode.
         lookahead: how deep it drafts when the caller names no budget.
 
     Raises:
@@ -47,6 +47,7 @@ class DraftModelDrafter:
         if isinstance(model, str | Path):
             model = Target.load(str(model), dtype="auto")
         self.model = model if isinstance(model, Target) else Target(model)
+        self.modules = (self.model.model,)
         self.lookahead = lookahead
         self._clock = ModuleClock()
         self._target: Target | None = None
