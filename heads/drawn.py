@@ -63,6 +63,12 @@ def drawn(grower: Grower, plan: Plan, sampler: Sampler, ids: Tensor | None) -> D
     return Draft(tuple(tokens), tuple(parents), tuple(qs), ids, tuple(scores))
 
 
+def pick(weights: Tensor, generator: torch.Generator | None) -> int:
+    """An index drawn from (V,) ``weights``, among the possible ones only: a fraction of the time once filtered."""
+    possible = weights.nonzero()[:, 0]
+    return int(possible[torch.multinomial(weights[possible], 1, generator=generator)])
+
+
 def without(q: Tensor, place: int) -> Tensor | None:
     """(Vd,) distribution ``q`` without one of its tokens, renormalised; None when nothing is left."""
     rest = q.index_fill(0, torch.tensor([place], device=q.device), 0.0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from heads.draft import Draft
-from heads.drawn import drawn, fixed, shares
+from heads.drawn import drawn, fixed, pick, shares
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,9 @@ class Budget:
         return Budget(rows, min(self.depth, rows - 1), self.width)
 
 
+NUCLEUS = 256  # tokens among which top-p looks first
+
+
 @dataclass
 class Sampler:
     """Draws drafted tokens. The tensor drawn from is the very one returned as q: verification depends on it."""
@@ -118,16 +121,18 @@ class Sampler:
         if not torch.isfinite(q).all():  # heads gone wrong may not stop a decode: any q is lossless
             q = torch.full_like(q, 1.0 / q.shape[-1])
         if self.top_p is not None and self.top_p < 1:
-            ordered, order = q.sort(descending=True)
-            outside = ordered.cumsum(-1) - ordered >= self.top_p
-            outside[0] = False  # the likeliest stays, even with top_p 0
-            q = q.scatter(0, order[outside], 0.0)
+            likely, order = q.topk(min(NUCLEUS, q.shape[-1]))
+            if float(likely.sum()) < self.top_p:  # sorting all of a vocabulary costs ten times as much
+                likely, order = q.sort(descending=True)
+            inside = likely.cumsum(-1) - likely < self.top_p
+            inside[0] = True  # the likeliest stays, even with top_p 0
+            q = torch.zeros_like(q).scatter(0, order[inside], likely[inside])
             q = q / q.sum()
         return q
 
     def draw(self, q: Tensor) -> int:
         """An index drawn from (Vd,) ``q``."""
-        return int(torch.multinomial(q, 1, generator=self.generator))
+        return pick(q, self.generator)
 
 
 class Grower(Protocol):

@@ -1,11 +1,11 @@
 """The target's distribution at every node, under exactly the processors ``model.generate`` would build.
 
 transformers' private builders are called here and nowhere else, so that defaults, order and merging with the
-user's own processors are the library's, not a second version of them. A processor that looks at nothing but the
-scores is applied to all rows of a pass at once. Any other sees, row by row, the prefix that row stands for, drafts
-included; rows are asked for along the accepted path only, once for each emitted token and in order, so that
-rejected drafts leave no trace even in a processor that keeps a state. Rules that look ahead are shown what copies of
-such processors make of a node (:mod:`infer.foresight`).
+user's own processors are the library's, not a second version of them. Each row of a pass is processed when it is
+asked for (top-p sorts the vocabulary: milliseconds a row), with the prefix that row stands for, drafts included. Rows
+are asked for along the accepted path only, once for each emitted token and in order, so that rejected drafts leave no
+trace even in a processor that keeps a state. Rules that look ahead are shown what copies of such processors make of a
+node (:mod:`infer.foresight`).
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ class NodeScores:
         self._dtype = torch.float64 if exact else torch.float32
         self._rows: dict[int, Tensor] = {}
         self._ahead: dict[int, tuple[Tensor, LogitsProcessorList]] = {}
-        if all(type(processor) in PREFIX_FREE for processor in processors):
-            scores = self._processors(tokens.view(), self.logits) if processors else self.logits
-            self._rows = dict(enumerate(scores, start=-1))
+        self._prefix_free = all(type(processor) in PREFIX_FREE for processor in processors)
 
     def scores(self, node: int) -> Tensor:
         """(V,) processed scores after ``node``."""
         if node not in self._rows:
-            self._rows[node] = self._processors(*self._seen_by(node))[0]
+            row = self.logits[node + 1 : node + 2]
+            seen_by = (self._tokens.view(), row) if self._prefix_free else self._seen_by(node)
+            self._rows[node] = (self._processors(*seen_by) if self._kinds else row)[0]
         return self._rows[node]
 
     def best(self, node: int) -> int:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from heads.draft import Draft
+from heads.drawn import pick
 
 
 class Chooser(Protocol):
@@ -47,7 +48,7 @@ class RandomChooser:
         return bool(torch.rand((), dtype=torch.float64, generator=self.generator, device=device) < probability)
 
     def sample(self, distribution: Tensor) -> int:
-        return int(torch.multinomial(distribution, 1, generator=self.generator))
+        return pick(distribution, self.generator)
 
 
 class At(Protocol):

@@ -30,13 +30,13 @@ def test_every_token_comes_with_what_it_was_drawn_from(
     budget: str, ids: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, asked = table(2), []
-    multinomial = torch.multinomial
+    draw = Sampler.draw
 
-    def spy(q: Tensor, number: int, *, generator: torch.Generator | None) -> Tensor:
+    def spy(sampler: Sampler, q: Tensor) -> int:
         asked.append(q)
-        return multinomial(q, number, generator=generator)
+        return draw(sampler, q)
 
-    monkeypatch.setattr(torch, "multinomial", spy)
+    monkeypatch.setattr(Sampler, "draw", spy)
     sampler = seeded(0, temperature=0.7, top_k=5)
     draft = grow(Scripted(logits, ids), BUDGETS[budget], sampler, ids)
     assert len(draft) == BUDGETS[budget].rows - 1 or budget == "static"

@@ -92,13 +92,13 @@ def test_a_sampled_chain_returns_the_very_tensors_it_drew_from(
     ids: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Tensor] = []
-    multinomial = torch.multinomial
+    draw = Sampler.draw
 
-    def spy(q: Tensor, number: int, *, generator: torch.Generator | None) -> Tensor:
+    def spy(sampler: Sampler, q: Tensor) -> int:
         drawn.append(q)
-        return multinomial(q, number, generator=generator)
+        return draw(sampler, q)
 
-    monkeypatch.setattr(torch, "multinomial", spy)
+    monkeypatch.setattr(Sampler, "draw", spy)
     sampler = Sampler(0.7, top_k=4, top_p=0.9, generator=torch.Generator().manual_seed(0))
     draft = grow(Scripted(table(2), ids), Budget.chain(5), sampler, ids)
     assert len(draft) == 5 and all(q is d for q, d in zip(draft.q, drawn, strict=True))
@@ -119,6 +119,17 @@ def test_temperature_top_k_and_top_p_by_hand() -> None:
     assert Sampler(top_k=99, top_p=1.0)(logits)[1].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
     # the temperature first, then top-k, then top-p on what is left
     assert Sampler(0.5, top_k=3, top_p=0.6)(logits)[1].tolist() == pytest.approx([0, 0, 9 / 25, 16 / 25])
+
+
+def test_top_p_looks_as_far_as_it_must() -> None:
+    """Over a large vocabulary, flat or sharp: the same tokens as by sorting all of it."""
+    for sharpness in (0.01, 1.0, 4.0):
+        logits = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * sharpness
+        q = Sampler(top_p=0.9)(logits)[1]
+        ordered, order = logits.softmax(-1).sort(descending=True)
+        count = int((ordered.cumsum(-1) < 0.9).sum()) + 1
+        assert set(q.nonzero().flatten().tolist()) == set(order[:count].tolist())
+        torch.testing.assert_close(q[order[:count]], ordered[:count] / ordered[:count].sum())
 
 
 def test_draws_follow_q_and_the_generator() -> None:

@@ -191,6 +191,7 @@ class TableTarget:
         cache: Any,
         mask: Tensor | None = None,
         positions: Tensor,
+        starts: Sequence[int] | None = None,
         taps: Sequence[int] = (),
         logits_to_keep: int = 0,
     ) -> TargetOutput:
