@@ -21,8 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import datasets  # type: ignore[import-untyped]
-from datasets.arrow_writer import ArrowWriter  # type: ignore[import-untyped]
+import pyarrow  # type: ignore[import-untyped]
 
 from data.conversation import read_conversation
 from data.files import parse
@@ -30,12 +29,12 @@ from data.render import Renderer, sequences
 from data.report import PrepareReport
 from data.turns import Refusal
 
-FEATURES = datasets.Features(
+SCHEMA = pyarrow.schema(
     {
-        "id": datasets.Value("string"),
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "loss_mask": datasets.List(datasets.Value("bool")),
-        "finished": datasets.Value("bool"),
+        "id": pyarrow.string(),
+        "input_ids": pyarrow.list_(pyarrow.int32()),
+        "loss_mask": pyarrow.list_(pyarrow.bool_()),
+        "finished": pyarrow.bool_(),
     }
 )
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -96,24 +95,25 @@ class PartWriter:
 
     def write(self, index: int, chunk: Chunk) -> int:
         """Prepare one chunk; returns its number of rows."""
-        report, prompts, sizes = PrepareReport(), [], []
-        arrow = self._place(index, "arrow")
-        partial = arrow.with_name(f"{arrow.name}.tmp")
-        with ArrowWriter(path=str(partial), features=FEATURES) as writer:
-            for where, raw in chunk:
-                try:
-                    conversation, made = self._prepared(where, raw, report)
-                except Refusal as refusal:
-                    report.drop(where, refusal)
-                    continue
-                for row in made:
-                    writer.write(row)
-                sizes.append(len(made))
-                if self.prompts:
-                    prompts.append(conversation)
-            if sizes:
-                writer.finalize()
-        os.replace(partial, arrow) if sizes else partial.unlink(missing_ok=True)
+        report = PrepareReport()
+        rows: list[dict[str, Any]] = []
+        prompts, sizes = [], []
+        for where, raw in chunk:
+            try:
+                prompt, made = self._prepared(where, raw, report)
+            except Refusal as refusal:
+                report.drop(where, refusal)
+                continue
+            rows += made
+            sizes.append(len(made))
+            if self.prompts:
+                prompts.append(prompt)
+        if rows:
+            arrow = self._place(index, "arrow")
+            partial = arrow.with_name(f"{arrow.name}.tmp")
+            with pyarrow.OSFile(str(partial), "wb") as file, pyarrow.ipc.new_stream(file, SCHEMA) as stream:
+                stream.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            os.replace(partial, arrow)
         report.kept = {"train": len(sizes)}
         told = {"report": asdict(report), "prompts": prompts, "sizes": sizes}
         partial = self._place(index, "json.tmp")

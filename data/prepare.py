@@ -133,8 +133,8 @@ def prepare(
 
 
 def _processes(sources: Sequence[Source]) -> int:
-    small = all(source.bytes for source in sources) and sum(source.bytes for source in sources) < ALONE
-    return 1 if small else min(os.cpu_count() or 1, MOST_PROCESSES)
+    sizes = [ALONE if source.bytes is None else source.bytes for source in sources]
+    return 1 if sum(sizes) < ALONE else min(os.cpu_count() or 1, MOST_PROCESSES)
 
 
 def _versions() -> dict[str, str]:

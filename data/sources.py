@@ -36,13 +36,13 @@ class Source:
         name: stands before the row's number in ids and reports.
         rows: opens it: ``(number, row)``, a row as :func:`data.files.scan` describes it.
         content: what tells another content from this one, e.g. the file's hash.
-        bytes: its size on disk; 0 when unknown.
+        bytes: its size on disk; None when unknown.
     """
 
     name: str
     rows: Callable[[], Rows]
     content: dict[str, str]
-    bytes: int = 0
+    bytes: int | None = None
 
 
 def _parquet(path: Path) -> Rows:

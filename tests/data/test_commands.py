@@ -14,6 +14,7 @@ from data.progress import Progress
 from heads.embedded import NAME
 from headstart import Verbs
 from tests.data import toys
+from tests.data.chat_server import said, serving
 from tests.data.test_synthesize import PROMPTS_DRAWN, Script
 from tests.data.toys import chat, write_jsonl
 
@@ -66,9 +67,81 @@ def test_prepare_says_what_was_dropped(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows", [{"messages": chat("hi", "ok")}, {"messages": chat("hi")}, "x"])
     report, text = call("prepare", str(source), "--out", str(tmp_path / "out"))
     assert report["dropped"] == {"no answer": 1, "row is no object": 1}
-    assert "dropped: 1 no answer, 1 row is no object" in text
+    assert text.splitlines()[:6] == [
+        "rows read           3",
+        "kept: train         1",
+        "refused             2",
+        "  no answer         1",
+        "  row is no object  1",
+        "  rows:2: the conversation has no assistant's turn that follows a user's",
+    ]
     assert "rows:3: the row is str" in text
+    assert "1 sequences, 8 tokens, 3 of them learned" in text
     assert "reused" in call("prepare", str(source), "--out", str(tmp_path / "out"))[1]
+
+
+@pytest.mark.parametrize(("flag", "ok"), [("--strict", False), ("--no-strict", True)])
+def test_strict_says_no_when_a_row_was_refused_or_a_turn_taken_away(tmp_path: Path, flag: str, ok: bool) -> None:
+    refused = write_jsonl(tmp_path / "refused", [{"messages": chat("hi", "ok")}, "x"])
+    orphaned = write_jsonl(tmp_path / "orphaned", [{"messages": [*chat("x", "orphan")[1:], *chat("hi", "ok")]}])
+    clean = write_jsonl(tmp_path / "clean", [{"messages": chat("hi", "ok")}])
+    for source, wanted in ((refused, ok), (orphaned, ok), (clean, True)):
+        for _ in range(2):  # made, and found again
+            report, _ = call("prepare", str(source), "--out", str(tmp_path / f"out-{source.stem}" / "a" / flag), flag)
+            assert (report["ok"], report["kept"]) == (wanted, {"train": 1})
+
+
+def test_names_of_roles_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_jsonl(tmp_path / "rows", [{"messages": [*chat("hi"), {"role": "laguna_s", "content": "ok"}]}])
+    with pytest.raises(ValueError, match="name what it is with --role laguna_s=ROLE"):
+        call("prepare", str(source), "--out", str(tmp_path / "out"))
+    report, _ = call("prepare", str(source), "--out", str(tmp_path / "out"), "--role", "laguna_s=assistant")
+    assert report["kept"] == {"train": 1}
+    with pytest.raises(SystemExit):
+        call("prepare", str(source), "--out", str(tmp_path / "out"), "--role", "laguna_s=narrator")
+    assert "NAME=ROLE" in capsys.readouterr().err
+
+
+def test_inspect_marks_what_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": i, "messages": chat("hi", text)} for i, text in enumerate(("ok", "no"))]
+    source = str(write_jsonl(tmp_path / "rows", rows))
+    report, text = call("inspect", source, "--count", "2")
+    assert text.splitlines()[0] == "learned tokens stand between ⟦ and ⟧"
+    assert "0: 8 tokens, 3 learned\n[U]hi[E][A]⟦ok[E]⟧" in text
+    assert [one["id"] for one in report["sequences"]] == ["0", "1"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    report, text = call("inspect", source, "--skip", "1", "--max-length", "6")
+    assert text == "1: 6 tokens, 1 learned\n[U]hi[E][A]\x1b[1;32mn\x1b[0m"
+    with pytest.raises(ValueError, match="no more than 2 sequences"):
+        call("inspect", source, "--skip", "2")
+
+
+def test_regenerate_with_the_engine(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows", [{"id": 1, "messages": chat("hi", "old")}, {"text": "t"}])
+    options = [str(source), "--out", str(tmp_path / "out"), "--max-answer-tokens", "9"]
+    report, text = call("regenerate", *options)
+    assert (report["whole"], report["dropped"], report["ok"]) == (1, {"no question": 1}, True)
+    assert "written to" in text
+    (row,) = (json.loads(line) for line in Path(report["file"]).read_text().splitlines())
+    assert row["messages"] == chat("hi", "HI")
+    assert call("regenerate", *options, "--strict")[0]["ok"] is False
+    assert call("regenerate", *options)[0]["there"] == 1
+
+
+def test_regenerate_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is the one that the server has, and the key comes from the environment and stays there."""
+    monkeypatch.setenv("MY_KEY", "secret-key")
+    source = write_jsonl(tmp_path / "rows", [{"messages": chat("hi", "old")}])
+    with serving(lambda body: said(body["model"])) as server:
+        options = ["--server", server.url, "--api-key-env", "MY_KEY", "--concurrency", "2", "--retry-failed"]
+        report, text = call("regenerate", str(source), "--out", str(tmp_path / "out"), *options)
+    assert server.keys == ["Bearer secret-key"]
+    settings = json.loads((tmp_path / "out" / "regeneration.json").read_text())["settings"]
+    assert settings == {"model": "toy", "max_answer_tokens": 512, "temperature": 0.0, "seed": 0}
+    everything = "".join(path.read_text() for path in (tmp_path / "out").iterdir()) + text + json.dumps(report)
+    assert "secret-key" not in everything
+    with pytest.raises(ValueError, match="--concurrency is 0"):
+        call("regenerate", str(source), "--out", str(tmp_path / "out"), "--server", "x", "--concurrency", "0")
 
 
 def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
