@@ -15,8 +15,9 @@ import infer
 from heads.target import Target
 from tests.tiny import tiny_model
 from tests.train.world import ROOT, finished
-from train import distill
-from train.distill import Settings, first_layers, judge
+from train import distill, student
+from train.distill import Settings
+from train.student import first_layers, judge
 
 
 def settings(world: Path, **changes: Any) -> Settings:
@@ -77,7 +78,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
     loss = -(p * log_q).sum(-1).mean()
     loss.backward()
     mean = float(loss.detach())
-    assert out.count == int(rows.sum()) > distill.LOGIT_ROWS and out.loss / out.count == pytest.approx(mean)
+    assert out.count == int(rows.sum()) > student.LOGIT_ROWS and out.loss / out.count == pytest.approx(mean)
     torch.testing.assert_close(ours, parameter.grad, rtol=1e-4, atol=1e-7, msg=name)
     assert out.agreed == int((log_q.argmax(-1) == p.argmax(-1)).sum())
 
