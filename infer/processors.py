@@ -75,9 +75,11 @@ def prepare(
     config, rest = model._prepare_generation_config(own, **settings)
     check(config, rest)
     model._prepare_special_tokens(config, attention_mask is not None, device=ids.device, batch_size=1)
-    if attention_mask is None:  # padding is recognised by the pad token, where that is no end of sequence
-        attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
     start = _decoder_start(model, config, ids) if model.config.is_encoder_decoder else None
+    if attention_mask is None and start is not None:
+        attention_mask = torch.ones_like(ids)  # an encoder reads all it is given
+    elif attention_mask is None:  # padding is recognised by the pad token, where that is no end of sequence
+        attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
     length = (ids if start is None else start).shape[1]
     config = model._prepare_generated_length(
         generation_config=config,

@@ -12,8 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from heads.base import DraftHeads
-from heads.draft import Draft
-from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer.drafters.draft_model import LOOKAHEAD, DraftModelDrafter
 from infer.seq2seq import Seq2SeqTarget
@@ -61,19 +59,7 @@ class Seq2SeqDrafter(DraftModelDrafter):
             ValueError: the target is no encoder-decoder, or has another vocabulary.
         """
         if not isinstance(target, Seq2SeqTarget) or target.source is None:
-            raise ValueError(
-                f"{self.model.name} is an encoder-decoder: it drafts for an encoder-decoder that read a prompt"
-            )
+            raise ValueError(f"{self.model.name} is an encoder-decoder: it drafts for encoder-decoders only")
         with self._clock.running():
             self.model = self.model.read(target.source)
         super().begin(target, ids, taps)
-
-    def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
-        """Grow a chain.
-
-        Raises:
-            ValueError: a tree was asked for.
-        """
-        if budget.width > 1 or budget.shape is not None:
-            raise ValueError(f"{self.model.name} is an encoder-decoder, which drafts chains: this budget is a tree's")
-        return super().propose(budget, sampler)
