@@ -93,13 +93,13 @@ class Renderer:
             Refusal: the template refuses the conversation, leaves something out of it, or renders an answer elsewhere
                 than behind its generation prompt.
         """
-        views = self._views(turns, tools)
+        views = self._views(self.template.folded(turns), tools)
         made = [self._rendered(view, True, max_length) for view in views[:-1]]
         return [*made, self._rendered(views[-1], finished, max_length)]
 
     def prompt(self, turns: Sequence[Turn], tools: Tools = ()) -> list[int]:
         """Ids that decoding the answer to ``turns`` starts from."""
-        return self._ids([self.template.opening(turns, tools)])[0]
+        return self._ids([self.template.opening(self.template.folded(turns), tools)])[0]
 
     def _views(self, turns: Sequence[Turn], tools: Tools) -> list[_View]:
         """From the last answer to the first: a text that still begins as the answer was said serves it as well."""

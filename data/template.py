@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +44,7 @@ class Template:
         )
         source = json.dumps(tokenizer.chat_template, ensure_ascii=False)
         self._reasoning_key = next((key for key in REASONING_KEYS if key in source), None)
+        self._folds = self._reasoning_key is None and END_THINK in source
         self._sources: dict[bool, str] = {}
         asked = [Turn("user", "a")]
         whole = self.text([*asked, Turn("assistant", PROBE)])
@@ -53,6 +55,15 @@ class Template:
         opening = self.text(asked, generation=True)
         self._prompts = opening != self.text(asked)
         self._inserts = not self._prompts or before != opening
+
+    def folded(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Reasoning kept apart, put into the content for a template that knows thoughts only there."""
+        return [
+            replace(turn, content=f"{THINK}\n{turn.reasoning}\n{END_THINK}\n\n{turn.content}", reasoning="")
+            if turn.reasoning and self._folds
+            else turn
+            for turn in turns
+        ]
 
     def text(self, turns: Sequence[Turn], tools: Tools = (), *, generation: bool = False) -> str:
         """Render; with ``generation``, the header of an answer to come stands at the end.

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from data import folder as folders
-from data import parts as module
 from data.prepare import load, prepare
 from tests.data import toys
 from tests.data.toys import chat, write_jsonl
@@ -62,6 +60,22 @@ def test_refused_rows_do_not_stop_the_run(tmp_path: Path) -> None:
     assert report.dropped == {"refused by the template": 1, "unknown role": 1}
     assert any("rows:2" in line and "System role not supported" in line for line in report.refused)
     assert any("rows:3" in line and "'laguna_s'" in line for line in report.refused)
+
+
+def test_one_row_that_the_template_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
+    """A leading answer is taken away with a count, never learned as a prompt's."""
+    turns = [("gpt", "orphan"), ("human", "q"), ("gpt", "a")]
+    rows = [
+        {"messages": chat("q", "a")},
+        {"messages": [*chat("q"), *chat("again", "a")]},
+        {"conversations": [{"from": role, "value": text} for role, text in turns]},
+    ]
+    source = write_jsonl(tmp_path / "rows", rows)
+    report = prepare([source], toys.tokenizer(toys.ALTERNATING), tmp_path / "out")
+    assert (report.kept, report.orphans, report.dropped) == ({"train": 2}, 1, {"refused by the template": 1})
+    assert report.refused == ["rows:2: the chat template refused the conversation: Conversation roles must alternate"]
+    assert load(tmp_path / "out")["input_ids"] == [[260, 80, 262, 261, 64, 262]] * 2
+    assert load(tmp_path / "out")["loss_mask"] == [[False] * 4 + [True] * 2] * 2
 
 
 def test_file_shapes_give_identical_ids(tmp_path: Path) -> None:
@@ -121,29 +135,6 @@ def test_folders_with_other_things_are_left_alone(tmp_path: Path, name: str) -> 
     assert load(out)[0]["loss_mask"] == MASK
 
 
-def test_a_failed_run_leaves_the_old_folder_and_the_next_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = write_jsonl(tmp_path / "rows", [GOOD, GOOD, GOOD]), tmp_path / "out"
-    prepare([source], toys.tokenizer(), out)
-    write = module.PartWriter.write
-
-    def full(self: module.PartWriter, index: int, chunk: module.Chunk) -> int:
-        if index == 1:
-            raise OSError(28, "No space left on device")
-        return write(self, index, chunk)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.PartWriter, "write", full)
-        with pytest.raises(OSError, match="No space left"):
-            prepare([source], toys.tokenizer(), out, max_length=10, chunk=1)
-    assert load(out)["loss_mask"] == [MASK] * 3
-    report = prepare([source], toys.tokenizer(), out, max_length=10, chunk=1)
-    assert (report.resumed, report.kept, report.rows) == (1, {"train": 3}, 3)
-    assert load(out)["loss_mask"] == [MASK[:8]] * 3
-    assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
-
-
 def test_holding_out(tmp_path: Path) -> None:
     rows = [{"messages": chat(f"tell me about thing{i} and its{i} story{i}", "ok")} for i in range(20)]
     source = write_jsonl(tmp_path / "rows", rows)
@@ -178,60 +169,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
     assert files(tmp_path) == ["rows"]
 
 
-def test_a_stopped_run_with_other_settings_is_swept_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stale parts are neither used nor left; a folder of that name with something else in it is."""
-    source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folders, "place", stop)
-        patch.setattr("data.prepare.place", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepare([source], toys.tokenizer(), out)
-        with pytest.raises(KeyboardInterrupt):
-            prepare([source], toys.tokenizer(), out, max_length=7)
-    (left,) = [name for name in os.listdir(tmp_path) if name.startswith(".out")]
-    (tmp_path / left / "notes.txt").write_text("mine")
-    report = prepare([source], toys.tokenizer(), out, max_length=9)
-    assert (report.resumed, load(out)[0]["loss_mask"]) == (0, MASK[:8])
-    assert sorted(os.listdir(tmp_path)) == [left, "out", "rows"]
-    (tmp_path / left / "notes.txt").unlink()
-    assert prepare([source], toys.tokenizer(), out, max_length=9).reused
-    assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
-
-
-def test_a_run_that_was_stopped_while_it_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = write_jsonl(tmp_path / "rows", [GOOD]), tmp_path / "out"
-    prepare([source], toys.tokenizer(), out)
-    rename = Path.rename
-
-    def stop_at_the_second(self: Path, target: Path) -> Path:
-        if self.name == "whole":
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", stop_at_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            prepare([source], toys.tokenizer(), out, max_length=9)
-    assert not out.exists()
-    assert prepare([source], toys.tokenizer(), out).reused  # the earlier one is back
-    assert prepare([source], toys.tokenizer(), out, max_length=9).kept == {"train": 1}
-    assert sorted(os.listdir(tmp_path)) == ["out", "rows"]
-
-
-def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
-    with (
-        folders.working(tmp_path / "out", "key"),
-        pytest.raises(OSError, match="another run is preparing"),
-        folders.working(tmp_path / "out", "key"),
-    ):
-        pass
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 1000])
 def test_plain_text_keeps_every_row_whatever_the_chunk(tmp_path: Path, chunk: int) -> None:
     source = write_jsonl(tmp_path / "rows", [{"text": f"text {i}"} for i in range(5)])
@@ -240,26 +177,6 @@ def test_plain_text_keeps_every_row_whatever_the_chunk(tmp_path: Path, chunk: in
     assert (report.rows, report.kept, len(data)) == (5, {"train": 5}, 5)
     assert [toys.tokenizer().decode(ids) for ids in data["input_ids"]] == [f"text {i}" for i in range(5)]
     assert data["loss_mask"] == [[True] * 6] * 5
-
-
-def test_processes_change_nothing(tmp_path: Path) -> None:
-    rows = [GOOD, {"messages": chat("x", "y" * 30), "id": 3}, {"conversations": []}, {"text": "t"}] * 3
-    source = write_jsonl(tmp_path / "rows", rows)
-    one = prepare([source], toys.tokenizer(), tmp_path / "one", max_length=20, processes=1, chunk=2)
-    seen: list[int] = []
-    two = prepare(
-        [source],
-        toys.tokenizer(),
-        tmp_path / "two",
-        max_length=20,
-        processes=2,
-        chunk=5,
-        progress=lambda stage, done, total: seen.append(done),
-    )
-    assert one == two
-    assert sorted(seen) == seen and seen[-1] == 12
-    assert load(tmp_path / "one").to_list() == load(tmp_path / "two").to_list()
-    assert (one.rows, one.kept, one.dropped) == (12, {"train": 9}, {"no turns": 3})
 
 
 def test_a_conversation_in_several_sequences_stays_on_one_side(tmp_path: Path) -> None:

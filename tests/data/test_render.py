@@ -59,6 +59,11 @@ def test_system_text_is_read_and_not_supervised() -> None:
     assert mask == [0, 0, 0, *FIVE_OF_FOURTEEN]
 
 
+def test_a_system_prompt_and_three_answers() -> None:
+    said = [Turn("system", "be kind"), *turns(chat("a", "b", "c", "d", "e", "f"))]
+    assert views(toys.NOGEN, said) == ["[S]be kind[E][U]a[E][A]{b[E]}[U]c[E][A]{d[E]}[U]e[E][A]{f[E]}"]
+
+
 def test_what_follows_an_end_of_turn_is_not_supervised() -> None:
     text, mask = render(toys.LINES, FOUR)
     assert text == "[U]\nhi[E]\n[A]\nok[E]\n[U]\na[E]\n[A]\nb[E]\n"
@@ -194,6 +199,11 @@ def test_thoughts_that_are_always_taken_away_are_put_back_where_they_were_said()
         "[U]q[E][A]a[E][U]r[E][A]<think>{second</think>b[E]}",
     ]
     assert views(toys.OPENED, turns(FOUR)) == ["[U]hi[E][A]{ok[E]}[U]a[E][A]{b[E]}"]
+
+
+def test_reasoning_apart_goes_where_a_template_knows_thoughts() -> None:
+    said = [Turn("user", "q"), Turn("assistant", "a", reasoning="why")]
+    assert views(toys.OPENED, said) == ["[U]q[E][A]<think>{why\n</think>\n\na[E]}"]
 
 
 def test_limits_hold_for_each_sequence() -> None:

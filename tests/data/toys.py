@@ -44,6 +44,11 @@ LINES = (
 """Line breaks behind headers and behind ends of turn, as ChatML has them."""
 
 STRICT = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + NOGEN
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}" + NOGEN
+)
+"""Refuses two turns of one role behind each other, and a conversation that the assistant begins."""
 FORGETFUL = (
     _HEADER + "{% for m in messages %}{% if m['role'] == 'assistant' and not loop.last %}[A][E]"
     "{% else %}{{ h[m['role']] + m['content'] + '[E]' }}{% endif %}{% endfor %}" + _PROMPT
