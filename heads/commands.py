@@ -1,4 +1,4 @@
-"""Verbs of this package: ``push``."""
+"""Verbs of this package: ``push``, ``export``, ``import``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 def register(add: Callable[..., None]) -> None:
     """Give the command line this package's verbs."""
@@ -18,6 +20,20 @@ def register(add: Callable[..., None]) -> None:
         example="headstart push runs/quickstart/heads ORG/NAME --report runs/quickstart/summary.json",
         configure=_configure,
         run=_push,
+    )
+    add(
+        "export",
+        help="write heads as another project stores them, to be served by vLLM or SGLang",
+        example="headstart export runs/quickstart/heads --to eagle3 --out runs/quickstart/eagle3",
+        configure=_configure_export,
+        run=_export,
+    )
+    add(
+        "import",
+        help="make heads of another project's checkpoint, to decode with and to train further",
+        example="headstart import downloads/EAGLE3 --target ORG/TARGET --out runs/eagle3",
+        configure=_configure_import,
+        run=_import,
     )
 
 
@@ -44,6 +60,89 @@ def _push(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
     lines = [f"pushed {len(pushed.files)} files to {pushed.url}", f"weights at commit {pushed.weights_commit}"]
     return asdict(pushed), "\n".join(lines)
+
+
+def _configure_export(parser: argparse.ArgumentParser) -> None:
+    from heads.formats import ENGINES, FORMATS
+
+    parser.add_argument("heads", help="folder or Hub id of the heads")
+    parser.add_argument("--to", required=True, choices=FORMATS, help=_formats())
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="a new folder; none is overwritten")
+    parser.add_argument("--engine", choices=ENGINES, help="where one folder cannot be right in both engines")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they are stored)")
+    parser.add_argument("--target", metavar="NAME", help="the heads' target, where it is no longer under its name")
+    parser.add_argument("--target-name", metavar="ID", help="name to record for the target (default: the heads' own)")
+
+
+def _export(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The target is loaded as it is stored: a form may need its embedding or its output matrix."""
+    import torch
+
+    from heads.formats import export_heads
+    from heads.formats.checkpoint import read_header
+    from heads.hub import fetch
+    from heads.store import WEIGHTS, load, read_config
+    from heads.target import Target
+
+    folder = fetch(args.heads)
+    record = read_config(folder).target
+    name, revision = (args.target, None) if args.target else (record.name, record.revision)
+    target = Target.load(name, revision=revision, dtype="auto")
+    kept = [entry.dtype for entry in read_header(folder / WEIGHTS).values() if entry.dtype.is_floating_point]
+    heads = load(folder, target, dtype=max(kept, key=lambda dtype: dtype.itemsize, default=None))
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    done = export_heads(
+        heads, args.to, args.out, engine=args.engine, dtype=dtype, target_name=args.target_name or args.target
+    )
+    where = f", right in {' and '.join(done.engines)}" if done.engines else ""
+    lines = [f"{done.format}: {done.tensors} tensors in {done.dtype} written to {done.folder}{where}"]
+    if done.target != record.name or Path(done.target).exists():
+        lines.append(f"target recorded as {done.target} (another name: --target-name)")
+    return asdict(done), "\n".join(lines)
+
+
+def _configure_import(parser: argparse.ArgumentParser) -> None:
+    from heads.formats import ENGINES
+
+    parser.add_argument("checkpoint", type=Path, help="its folder, or its weights' file (.pt and .bin only so)")
+    parser.add_argument("--target", required=True, metavar="NAME", help="the model it was made for: a folder or Hub id")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="a new folder for the heads")
+    parser.add_argument("--engine", choices=ENGINES, help="for which it was made, where its config names layers")
+    parser.add_argument("--lookahead", type=int, metavar="K", help="how deep to draft (default: as it says, or 5)")
+
+
+def _import(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from heads.formats import import_heads
+    from heads.target import Target
+
+    target = Target.load(args.target, dtype="auto")
+    done = import_heads(args.checkpoint, target, args.out, engine=args.engine, lookahead=args.lookahead)
+    heads = done.heads
+    report = {
+        "format": done.format,
+        "folder": str(args.out),
+        "kind": heads.config.kind,
+        "lookahead": heads.config.lookahead,
+        "taps": list(heads.config.taps),
+        "draft_vocab_size": heads.config.draft_vocab_size,
+        "dtype": str(next(heads.parameters()).dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in heads.parameters()),
+        "target": target.name,
+        "recorded_target": done.recorded_target,
+    }
+    lines = [
+        f"{done.format}: {report['kind']} heads, look-ahead {report['lookahead']}, taps {report['taps']}, "
+        f"{report['parameters']:,} parameters in {report['dtype']}, written to {args.out}"
+    ]
+    if done.recorded_target not in (None, target.name):
+        lines.append(f"the checkpoint names its target {done.recorded_target}; these heads were put on {target.name}")
+    return report, "\n".join(lines)
+
+
+def _formats() -> str:
+    from heads.formats import FORMATS
+
+    return "; ".join(f"{name}: {format.what}" for name, format in FORMATS.items())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""Folders of other projects' checkpoints: what to read in one, and how a new one comes to be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heads.formats.checkpoint import Checkpoint, read_files, read_index, read_json
+from heads.formats.format import FormatError, listed
+from heads.formats.pickled import read_pickled
+
+CONFIG = "config.json"
+# in this order: a whole file is preferred to shards, as transformers does
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "medusa_lm_head.safetensors")
+PICKLES = (".pt", ".bin", ".pth")
+READERS = {
+    ".safetensors": lambda path: read_files([path], path),
+    ".json": read_index,
+    **dict.fromkeys(PICKLES, read_pickled),
+}
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """A checkpoint by its folder or by its weights' file; the configuration is the config.json beside the weights.
+
+    Raises:
+        FormatError: there are no weights, or they are a pickle that was not named, or anything about them is wrong.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FormatError(f"there is no {path}: name the folder of a checkpoint, or its weights' file")
+    file = _weights(path) if path.is_dir() else path
+    if file.suffix not in READERS:
+        raise FormatError(f"{file} is none of {', '.join(READERS)}")
+    config = file.parent / CONFIG
+    return replace(READERS[file.suffix](file), config=read_json(config) if config.is_file() else {})
+
+
+def _weights(folder: Path) -> Path:
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    if (folder / "heads.safetensors").is_file():
+        raise FormatError(f"{folder} holds heads of this project: there is nothing to import, use the folder itself")
+    files = [item.name for item in folder.iterdir()]
+    pickles = [name for name in files if Path(name).suffix in PICKLES]
+    if pickles:
+        raise FormatError(
+            f"{folder} has its weights only as a pickle ({listed(pickles)}): name that file itself to have it read "
+            "(as tensors alone, running nothing)"
+        )
+    raise FormatError(f"{folder} has none of {', '.join(WEIGHTS)} (it holds {listed(files) or 'nothing'})")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill beside the one asked for, which it becomes when all went well.
+
+    Raises:
+        FileExistsError: the one asked for is there and not empty: nothing is ever overwritten.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already and not empty: name a new folder, or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        partial.chmod(0o755)  # mkdtemp makes it private
+        yield partial
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_folder(folder: Path, config: dict[str, Any], weights: str, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and the weights' file, whole or not at all.
+
+    Raises:
+        OSError: the folder holds something, or the disk refused.
+    """
+    with new_folder(folder) as partial:
+        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        try:
+            save_file(tensors, partial / weights, metadata={"format": "pt"})
+        except SafetensorError as problem:  # how it tells of a full disk
+            raise OSError(f"{folder / weights} could not be written ({problem})") from problem
