@@ -56,12 +56,10 @@ class Sampling:
 
     def processors(self) -> LogitsProcessorList:
         """The library's own, in the library's order."""
-        asked = (
-            (self.temperature != 1, TemperatureLogitsWarper, self.temperature),
-            (self.top_k is not None, TopKLogitsWarper, self.top_k),
-            (self.top_p is not None and self.top_p < 1, TopPLogitsWarper, self.top_p),
-        )
-        return LogitsProcessorList([kind(value) for wanted, kind, value in asked if wanted])
+        warpers = [] if self.temperature == 1 else [TemperatureLogitsWarper(self.temperature)]
+        top_k = [] if self.top_k is None else [TopKLogitsWarper(self.top_k)]
+        top_p = [] if self.top_p is None or self.top_p >= 1 else [TopPLogitsWarper(self.top_p)]
+        return LogitsProcessorList([*warpers, *top_k, *top_p])
 
     def sampler(self, generator: torch.Generator) -> Sampler:
         """Draws drafts."""

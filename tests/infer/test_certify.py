@@ -178,7 +178,7 @@ def test_a_control_that_is_not_refused_voids_the_certificate(monkeypatch: pytest
     from infer.verify import token
 
     monkeypatch.setattr(module, "residual_from_target", token)
-    block = sampled_law(small(), Opposed(), [IDS], plan())
+    block = sampled_law(small(), Opposed(), [IDS], plan(law_budgets={"chain": Budget.chain(2)}))
     assert not block["passed"]
     assert all(draft["passed"] for draft in block["drafts"].values())
 
@@ -241,7 +241,8 @@ def test_a_remembered_pass_is_the_pass() -> None:
             for source, cache in zip((target, once), caches, strict=True)
         )
         assert torch.equal(plain.logits, remembered.logits)
-        for ours, theirs in zip(caches[0].layers, caches[1].layers, strict=True):
+        for ours, theirs in zip(caches[0].forgetting, caches[1].forgetting, strict=True):
+            assert ours.store is not None and theirs.store is not None
             assert all(torch.equal(a, b) for a, b in zip(ours.store.view(), theirs.store.view(), strict=True))
     assert passes == 8 + 3, "the target runs every pass, the one that remembers runs three"
 

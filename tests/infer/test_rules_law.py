@@ -32,7 +32,7 @@ from tests.infer.exact import (
     told,
 )
 
-STATIC = {
+STATIC: dict[str, list[tuple[int, ...]]] = {
     "pair": [(0,), (1,)],
     "triple": [(0,), (1,), (2,)],
     "fork": [(0,), (1,), (0, 0), (1, 0)],

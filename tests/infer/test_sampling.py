@@ -66,11 +66,11 @@ def draw(count: int, sampler: Any, chooser: verify.Chooser) -> tuple[list[int], 
 
 def test_one_token_against_an_opposing_draft() -> None:
     generator = torch.Generator().manual_seed(1)
-    n = 60_000
+    n = 20_000  # through torch's own numbers; test_rules_draws has the many draws
     counts, rejected = draw(n, Sampler(generator=generator), verify.RandomChooser(generator))
     assert rejected >= 0.3
     assert fits(counts, (P * n).tolist())
-    assert sum(abs(c / n - p) for c, p in zip(counts, P.tolist(), strict=True)) / 2 < 0.01
+    assert sum(abs(c / n - p) for c, p in zip(counts, P.tolist(), strict=True)) / 2 < 0.015
 
 
 class Reusing(OneNumber):
