@@ -3,10 +3,14 @@
 Every pass after the prefill then has one shape and one set of addresses, so that the model is compiled once; on CUDA
 with CUDA graphs (``mode="reduce-overhead"``), since most of a small pass's time goes into launching kernels. What was
 compiled, and the cache it was compiled for, is kept with the model and used by later calls: they compile nothing.
+
+Not every model fits: where a forward depends on its data, as loops over experts do, it falls apart into many graphs,
+and when these do not come to an end the call fails instead of going on uncompiled.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +25,9 @@ from infer.static import StaticCache
 
 BLOCK = 256  # capacities are multiples of it, so that calls share a cache
 
+# each model's compilations count by themselves; older versions of torch count all that share a function together
+_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+
 _known: WeakKeyDictionary[nn.Module, dict[Any, Compiled]] = WeakKeyDictionary()
 
 
@@ -33,7 +40,7 @@ class Compiled:
 
     def __init__(self, options: dict[str, Any]) -> None:
         # the model is an argument: held by what is kept for it, it would never be freed
-        self.forward: Callable[..., Any] = torch.compile(_forward, dynamic=False, **options)
+        self.forward: Callable[..., Any] = torch.compile(_forward, dynamic=False, **_ISOLATED, **options)
         self._free: list[StaticCache] = []
 
     @classmethod
@@ -47,7 +54,7 @@ class Compiled:
         if not options and target.device.type == "cuda":
             options = {"mode": "reduce-overhead"}
         known = _known.setdefault(target.model, {})
-        key = (shape, *sorted((name, repr(value)) for name, value in options.items()))
+        key = (shape, *sorted((name, value if callable(value) else repr(value)) for name, value in options.items()))
         if key not in known:
             known[key] = cls(options)
         return known[key]
@@ -78,10 +85,11 @@ class Compiled:
             target.call = before
 
     def _call(self, model: nn.Module, **kwargs: Any) -> Any:
-        if not kwargs["input_ids"].is_cuda:
-            return self.forward(model, kwargs)
-        torch.compiler.cudagraph_mark_step_begin()
-        return _copied(self.forward(model, kwargs))
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # rather than go on uncompiled unseen
+            if not kwargs["input_ids"].is_cuda:
+                return self.forward(model, kwargs)
+            torch.compiler.cudagraph_mark_step_begin()
+            return _copied(self.forward(model, kwargs))
 
 
 def _forward(model: nn.Module, kwargs: dict[str, Any]) -> Any:

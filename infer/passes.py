@@ -115,7 +115,7 @@ def _check(target: Target, config: GenerationConfig, static: bool, compiled: boo
 
 def _options(config: GenerationConfig) -> dict[str, object]:
     """What the call's ``compile_config`` says, in ``torch.compile``'s words."""
-    chosen = {} if config.compile_config is None else config.compile_config.to_dict()
-    if chosen.get("backend") != "inductor":
-        chosen.pop("mode", None)  # CompileConfig always names one, and other compilers know none
-    return {name: chosen[name] for name in _COMPILE if chosen.get(name) is not None}
+    chosen = {name: getattr(config.compile_config, name, None) for name in _COMPILE}
+    if chosen["backend"] != "inductor":
+        del chosen["mode"]  # CompileConfig always names one, and other compilers know none
+    return {name: value for name, value in chosen.items() if value is not None}
