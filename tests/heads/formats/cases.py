@@ -1,0 +1,74 @@
+"""Heads to be exported and imported: every option that a format must carry, and how one draft of them looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.base import DraftHeads
+from heads.target import Target
+from tests.heads.small import small_heads, small_target
+
+
+@dataclass(frozen=True)
+class Case:
+    """Heads, the format and engine they go to, and how deep the target is."""
+
+    heads: dict[str, Any]
+    to: str
+    engine: str | None = None
+    layers: int = 8
+
+    def make(self) -> DraftHeads:
+        """The heads on their target."""
+        return small_heads(target=self.target(), **self.heads)
+
+    def target(self) -> Target:
+        """A tiny Llama."""
+        return small_target(layers=self.layers)
+
+
+USUAL = {"kind": "eagle", "taps": (2, 4, 5)}
+OTHER = {"kind": "eagle", "taps": (1, 3, 7)}
+FULL = {"fc_norm": True, "norm_output": True, "draft_vocab": 20, "rope_theta": 777.0, "rms_norm_eps": 1e-3}
+MEDUSA = {"kind": "medusa"}
+
+CASES: dict[str, Case] = {
+    "eagle3": Case(USUAL, "eagle3"),
+    "eagle3 reduced": Case(USUAL | {"draft_vocab": 20}, "eagle3"),
+    "eagle3 3.1": Case(USUAL | FULL, "eagle3"),
+    "eagle3 shape": Case(USUAL | {"num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 24}, "eagle3"),
+    "eagle3 vllm": Case(OTHER | FULL, "eagle3", "vllm"),
+    "eagle3 sglang": Case(OTHER | {"draft_vocab": 20}, "eagle3", "sglang"),
+    "eagle3 two taps": Case({"kind": "eagle", "taps": (1, 4)}, "eagle3", "vllm"),
+    "eagle3 shallow": Case({"kind": "eagle", "taps": (1, 2, 3)}, "eagle3", "vllm", layers=4),
+    "speculators": Case(USUAL, "speculators"),
+    "speculators 3.1": Case(OTHER | FULL, "speculators"),
+    "medusa": Case(MEDUSA | {"layers": 2}, "medusa"),
+    "medusa own": Case(MEDUSA | {"own_output": True}, "medusa"),
+    "medusa vllm": Case(MEDUSA, "medusa", "vllm"),
+    "medusa vllm own": Case(MEDUSA | {"layers": 2, "own_output": True, "draft_vocab": 20}, "medusa", "vllm"),
+    "medusa vllm reduced": Case(MEDUSA | {"draft_vocab": 20}, "medusa", "vllm"),
+}
+
+
+def drafted(heads: DraftHeads, text: Tensor, root: int, tokens: Sequence[int]) -> list[Tensor]:
+    """What the heads say along a draft of such tokens: logits (V,) behind the root and behind each of them."""
+    out = heads.target.forward(text[None], taps=heads.config.taps)
+    assert out.taps is not None
+    with torch.no_grad():
+        grower = heads.grower(heads.start(out.taps, torch.cat([text, torch.tensor([root])])[None]))
+        found = [grower.first()]
+        for node in range(len(tokens)):
+            parents = list(range(-1, node))
+            found.append(grower.after([node], tokens[: node + 1], parents)[0])
+    if heads.draft_ids is None:
+        return found
+    full = [logits.new_full((heads.config.vocab_size,), float("-inf")) for logits in found]
+    for row, logits in zip(full, found, strict=True):
+        row[heads.draft_ids] = logits
+    return full

@@ -1,0 +1,149 @@
+"""EAGLE-3 and Medusa folders read as a serving engine reads them: plain torch on the stored tensors, nothing of ours.
+
+Written from the formats' description alone, row by row and without a cache, so that what is exported is checked by
+something that shares no code and no shortcut with what made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+OFFSET = {"vllm": 0, "sglang": 1}  # an engine's layer id to transformers' hidden state
+
+
+def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors."""
+    (weights,) = folder.glob("*.safetensors")
+    return json.loads((folder / "config.json").read_text()), load_file(weights)
+
+
+class Eagle3:
+    """One folder beside its target, in one engine."""
+
+    def __init__(self, folder: Path, model: Any, engine: str) -> None:
+        self.config, self.tensors = stored(folder)
+        self.model = model
+        self.layer = self.config.get("transformer_layer_config", self.config)
+        self.prefix = "layers.0" if "layers.0.hidden_norm.weight" in self.tensors else "midlayer"
+        n = model.config.num_hidden_layers
+        key = "eagle_aux_hidden_state_layer_ids"
+        ids = self.config.get(key) or self.config.get("eagle_config", {}).get(key)
+        self.taps = [i + OFFSET[engine] for i in ids] if ids else [2, n // 2, n - 3]
+        assert self.config.get("norm_before_residual") is False
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        scale = (x * x).mean(-1, keepdim=True) + self.layer["rms_norm_eps"]
+        return x / scale.sqrt() * self.tensors[name]
+
+    def in_layer(self, name: str) -> Tensor:
+        return self.tensors[f"{self.prefix}.{name}.weight"]
+
+    def fused(self, text: Tensor) -> Tensor:
+        """(n, H) for a text of n tokens."""
+        states = self.model(text[None], output_hidden_states=True).hidden_states
+        taps = [states[i][0] for i in self.taps]
+        if self.config.get("fc_norm"):
+            taps = [self.norm(tap, f"fc_norm.{i}.weight") for i, tap in enumerate(taps)]
+        return torch.cat(taps, -1) @ self.tensors["fc.weight"].T
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(n, heads, D) rotated, the first half of each head against the second."""
+        dim = x.shape[-1]
+        rates = torch.tensor([self.layer["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)], dtype=x.dtype)
+        angles = (positions[:, None].to(x.dtype) * rates)[:, None]
+        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def outputs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """(n, H) before the final norm: row i reads a state and the token after it, and sees rows up to its own."""
+        n, dim = len(tokens), self.layer["head_dim"]
+        heads, kv = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
+        embedding = self.tensors.get("embed_tokens.weight", self.model.get_input_embeddings().weight)
+        read = [self.norm(embedding[tokens], f"{self.prefix}.input_layernorm.weight")]
+        x = torch.cat([*read, self.norm(hidden, f"{self.prefix}.hidden_norm.weight")], -1)
+        places = torch.arange(n)
+        q = self.turned((x @ self.in_layer("self_attn.q_proj").T).view(n, heads, dim), places)
+        k = self.turned((x @ self.in_layer("self_attn.k_proj").T).view(n, kv, dim), places)
+        v = (x @ self.in_layer("self_attn.v_proj").T).view(n, kv, dim)
+        rows = []
+        for i in range(n):
+            mixed = []
+            for head in range(heads):
+                group = head // (heads // kv)
+                weights = (k[: i + 1, group] @ q[i, head] / dim**0.5).softmax(0)
+                mixed.append(weights @ v[: i + 1, group])
+            rows.append(torch.cat(mixed))
+        hidden = hidden + torch.stack(rows) @ self.in_layer("self_attn.o_proj").T
+        y = self.norm(hidden, f"{self.prefix}.post_attention_layernorm.weight")
+        gate, up = y @ self.in_layer("mlp.gate_proj").T, y @ self.in_layer("mlp.up_proj").T
+        return hidden + (gate * gate.sigmoid() * up) @ self.in_layer("mlp.down_proj").T
+
+    @torch.no_grad()
+    def draft(self, text: Tensor, root: int, tokens: Sequence[int]) -> list[Tensor]:
+        """Logits (V,) over the target's vocabulary of every token behind the root, along a draft of such tokens."""
+        states, follow, found = self.fused(text), torch.cat([text[1:], torch.tensor([root])]), []
+        for token in [*tokens, None]:
+            out = self.outputs(states, follow)[-1]
+            normed = self.norm(out, "norm.weight")
+            found.append(self.over_target(self.tensors["lm_head.weight"] @ normed))
+            if token is not None:
+                back = normed if self.config.get("norm_output") else out
+                states, follow = torch.cat([states, back[None]]), torch.cat([follow, torch.tensor([token])])
+        return found
+
+    def over_target(self, logits: Tensor) -> Tensor:
+        """Draft logits at their target ids, by the offsets."""
+        assert logits.shape[0] == self.config["draft_vocab_size"]
+        full = logits.new_full((self.layer["vocab_size"],), float("-inf"))
+        offsets = self.tensors.get("d2t", torch.zeros(len(logits), dtype=torch.int64))
+        full[torch.arange(len(logits)) + offsets] = logits
+        if "t2d" in self.tensors:
+            assert torch.equal(full.isfinite(), self.tensors["t2d"])
+        return full
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * x.sigmoid()
+
+
+@torch.no_grad()
+def medusa_project(folder: Path, model: Any, last: Tensor) -> list[Tensor]:
+    """Logits (V,) a head, from the Medusa project's tensors and the target's last state (H,) after its norm."""
+    config, tensors = stored(folder)
+    found, layers = [], config["medusa_num_layers"]
+    for head in range(config["medusa_num_heads"]):
+        x = last
+        for layer in range(layers):
+            x = x + silu(tensors[f"{head}.{layer}.linear.weight"] @ x + tensors[f"{head}.{layer}.linear.bias"])
+        found.append(tensors.get(f"{head}.{layers}.weight", model.get_output_embeddings().weight) @ x)
+    return found
+
+
+@torch.no_grad()
+def medusa_vllm(folder: Path, model: Any, last: Tensor) -> list[Tensor]:
+    """The same from the tensors that vLLM names."""
+    config, tensors = stored(folder)
+    assert [key for key in config if "num" in key and "heads" in key] == ["num_heads"]
+    found = []
+    for head in range(config["num_heads"]):
+        x = last
+        for layer in range(config["num_hidden_layers"]):
+            name = f"blocks.{head}.layers.{layer}"
+            x = x + silu(tensors[f"{name}.weight"] @ x + tensors[f"{name}.bias"])
+        logits = tensors[f"lm_heads.{head}.weight"] @ x
+        full = logits.new_full((config["vocab_size"],), float("-inf"))
+        assert logits.shape[0] == config["truncated_vocab_size"]
+        full[tensors.get("token_map", torch.arange(len(logits)))] = logits
+        found.append(full)
+    return found
+
+
+MEDUSA: dict[str | None, Callable[[Path, Any, Tensor], list[Tensor]]] = {None: medusa_project, "vllm": medusa_vllm}

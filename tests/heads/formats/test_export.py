@@ -1,0 +1,334 @@
+"""Exports: exact keys, shapes and settings; right in the engines they say; refused with the reason otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+import heads.formats.folder as folder_module
+from heads.formats import FORMATS, FormatError, export_heads
+from heads.target import Target
+from tests.heads.formats.cases import CASES, FULL, MEDUSA, OTHER, USUAL, drafted
+from tests.heads.formats.engine import MEDUSA as MEDUSA_READERS
+from tests.heads.formats.engine import Eagle3, stored
+from tests.heads.small import logits_of, random_ids, small_heads, small_target
+from tests.tiny import tiny_model
+
+LAYER = {
+    "input_layernorm.weight": (32,),
+    "hidden_norm.weight": (32,),
+    "post_attention_layernorm.weight": (32,),
+    "self_attn.q_proj.weight": (32, 64),
+    "self_attn.k_proj.weight": (16, 64),
+    "self_attn.v_proj.weight": (16, 64),
+    "self_attn.o_proj.weight": (32, 32),
+    "mlp.gate_proj.weight": (64, 32),
+    "mlp.up_proj.weight": (64, 32),
+    "mlp.down_proj.weight": (32, 64),
+}
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 1,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 512,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in stored(folder)[1].items()}
+
+
+# what is written
+
+
+def test_eagle3_flat_to_the_letter(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **USUAL, draft_vocab=20)
+    done = export_heads(made, "eagle3", tmp_path / "out", dtype=torch.bfloat16)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    config, tensors = stored(tmp_path / "out")
+    assert config == SHAPE | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "torch_dtype": "bfloat16",
+        "draft_vocab_size": 20,
+        "norm_before_residual": False,
+    }
+    assert shapes(tmp_path / "out") == {f"midlayer.{name}": shape for name, shape in LAYER.items()} | {
+        "fc.weight": (32, 96),
+        "norm.weight": (32,),
+        "lm_head.weight": (20, 32),
+        "d2t": (20,),
+        "t2d": (64,),
+    }
+    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    floats = [tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")]
+    assert {tensor.dtype for tensor in floats} == {torch.bfloat16}
+    assert torch.equal(torch.arange(20) + tensors["d2t"], made.target_ids)
+    assert done.engines == ("vllm", "sglang") and done.dtype == "bfloat16"
+
+
+def test_the_map_holds_offsets(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **USUAL, draft_vocab=3)
+    made.set_draft_vocabulary(torch.tensor([2, 5, 7]))
+    export_heads(made, "eagle3", tmp_path / "out")
+    assert stored(tmp_path / "out")[1]["d2t"].tolist() == [2, 4, 5]
+
+
+def test_eagle3_of_other_taps_and_of_3_1(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **OTHER | FULL)
+    for engine, ids in (("vllm", [1, 3, 7]), ("sglang", [0, 2, 6])):
+        done = export_heads(made, "eagle3", tmp_path / engine, engine=engine)
+        config, tensors = stored(tmp_path / engine)
+        assert config["eagle_config"] == {
+            "eagle_aux_hidden_state_layer_ids": ids,
+            "use_aux_hidden_state": True,
+            "norm_before_fc": False,
+        }
+        assert config["fc_norm"] is True and config["norm_output"] is True and config["rope_theta"] == 777.0
+        assert "num_aux_hidden_states" not in config and done.engines == (engine,)
+        assert {name for name in tensors if name.startswith("fc_norm")} == {f"fc_norm.{i}.weight" for i in range(3)}
+    two = small_heads(target=small_target(layers=8), kind="eagle", taps=(1, 4))
+    export_heads(two, "eagle3", tmp_path / "two", engine="vllm")
+    assert stored(tmp_path / "two")[0]["num_aux_hidden_states"] == 2
+    whole = stored(tmp_path / "two")[1].keys()
+    assert "d2t" not in whole and "t2d" not in whole, "a whole vocabulary has no map"
+    assert stored(tmp_path / "two")[0]["draft_vocab_size"] == 64
+
+
+def test_transformers_reads_the_flat_config(tmp_path: Path) -> None:
+    """The engines go through its Llama configuration, where the rotary base moved to another field."""
+    export_heads(small_heads(target=small_target(layers=8), **USUAL, rope_theta=777.0), "eagle3", tmp_path / "out")
+    read = LlamaConfig.from_pretrained(tmp_path / "out")
+    assert read.rope_parameters["rope_theta"] == 777.0 and read.rope_parameters["rope_type"] == "default"
+    assert (read.num_key_value_heads, read.head_dim, read.draft_vocab_size) == (2, 8, 64)
+    assert read.attention_bias is False and read.mlp_bias is False
+
+
+def test_speculators_to_the_letter(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **OTHER | FULL, lookahead=4)
+    export_heads(made, "speculators", tmp_path / "out", target_name="org/target")
+    config, tensors = stored(tmp_path / "out")
+    assert config == {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "torch_dtype": "float64",
+        "draft_vocab_size": 20,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": True,
+        "norm_output": True,
+        "embed_requires_grad": False,
+        "target_hidden_size": 32,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 7],
+        "transformer_layer_config": SHAPE | {"rope_theta": 777.0, "rms_norm_eps": 1e-3},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 4,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+    assert shapes(tmp_path / "out") == {f"layers.0.{name}": shape for name, shape in LAYER.items()} | {
+        "fc.weight": (32, 96),
+        **{f"fc_norm.{i}.weight": (32,) for i in range(3)},
+        "norm.weight": (32,),
+        "lm_head.weight": (20, 32),
+        "embed_tokens.weight": (64, 32),
+        "d2t": (20,),
+        "t2d": (64,),
+    }
+    assert torch.equal(tensors["embed_tokens.weight"], made.target.embedding.weight)
+
+
+def test_medusa_to_the_letter(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(), **MEDUSA, lookahead=2, layers=2, own_output=True)
+    done = export_heads(made, "medusa", tmp_path / "out", target_name="org/target")
+    config, _ = stored(tmp_path / "out")
+    assert config == {
+        "medusa_num_heads": 2,
+        "medusa_num_layers": 2,
+        "base_model_name_or_path": "org/target",
+        "version": "2",
+    }
+    assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file() and done.engines == ()
+    blocks = [(k, layer) for k in range(2) for layer in range(2)]
+    assert shapes(tmp_path / "out") == {
+        **{f"{k}.{layer}.linear.weight": (32, 32) for k, layer in blocks},
+        **{f"{k}.{layer}.linear.bias": (32,) for k, layer in blocks},
+        **{f"{k}.2.weight": (64, 32) for k in range(2)},
+    }
+    shared = small_heads(target=small_target(), **MEDUSA, lookahead=2)
+    export_heads(shared, "medusa", tmp_path / "shared")
+    assert shapes(tmp_path / "shared").keys() == {
+        f"{k}.0.linear.{part}" for k in range(2) for part in ("weight", "bias")
+    }
+
+
+def test_medusa_for_vllm_to_the_letter(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(), **MEDUSA, lookahead=2, draft_vocab=20)
+    export_heads(made, "medusa", tmp_path / "out", engine="vllm")
+    config, tensors = stored(tmp_path / "out")
+    assert config == {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "num_heads": 2,
+        "num_hidden_layers": 1,
+        "truncated_vocab_size": 20,
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+    }
+    assert shapes(tmp_path / "out") == {
+        **{f"blocks.{k}.layers.0.weight": (32, 32) for k in range(2)},
+        **{f"blocks.{k}.layers.0.bias": (32,) for k in range(2)},
+        **{f"lm_heads.{k}.weight": (20, 32) for k in range(2)},
+        "token_map": (20,),
+    }
+    assert torch.equal(tensors["token_map"], made.target_ids)
+    assert torch.equal(tensors["lm_heads.1.weight"], made.target.output.weight[made.target_ids])
+
+
+# read by something else
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.to != "medusa"])
+def test_a_reader_of_its_own_drafts_the_same_from_an_eagle_folder(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    made = case.make()
+    done = export_heads(made, case.to, tmp_path / "out", engine=case.engine)
+    text, root, tokens = random_ids(9)[0], 11, [5, 40, 23]
+    ours = drafted(made, text, root, tokens)
+    for engine in done.engines:  # one folder, whichever engine says how it counts
+        theirs = Eagle3(tmp_path / "out", made.target.model, engine).draft(text, root, tokens)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.isfinite(), other.isfinite())
+            known = one.isfinite()
+            assert float((one[known] - other[known]).abs().max() / one[known].abs().max()) < 1e-10
+    wrong = {"vllm": "sglang", "sglang": "vllm"}[done.engines[0]]
+    if len(done.engines) == 1 and case.to == "eagle3":
+        other = Eagle3(tmp_path / "out", made.target.model, wrong)
+        assert other.taps != list(made.config.taps), "the reader would see ids that are off by one"
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.to == "medusa"])
+def test_a_reader_of_its_own_drafts_the_same_from_a_medusa_folder(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    made = case.make()
+    export_heads(made, case.to, tmp_path / "out", engine=case.engine)
+    text = random_ids(9)[0]
+    last = made.target.forward(text[None], hidden=True).hidden
+    assert last is not None
+    theirs = MEDUSA_READERS[case.engine](tmp_path / "out", made.target.model, last[0, -1])
+    for one, other in zip(drafted(made, text, 11, [5, 40]), theirs, strict=True):
+        assert torch.equal(one.isfinite(), other.isfinite())
+        assert torch.allclose(one[one.isfinite()], other[one.isfinite()], rtol=1e-10, atol=1e-10)
+
+
+# refused
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str, str | None, str]] = {
+    "other taps": (OTHER, 8, "eagle3", None, r"taps \[1, 3, 7\] .* say --engine vllm or --engine sglang"),
+    "shallow": ({"kind": "eagle", "taps": (2, 3, 4)}, 6, "eagle3", None, "target of 6 layers are not what the engines"),
+    "last state": ({"kind": "eagle", "taps": (1, 3, 8)}, 8, "eagle3", "vllm", "between 1 and 7"),
+    "embedding": ({"kind": "eagle", "taps": (0, 3, 5)}, 8, "speculators", None, "between 1 and 7"),
+    "order": ({"kind": "eagle", "taps": (4, 2, 5)}, 8, "eagle3", "vllm", "ascending order"),
+    "twice": ({"kind": "eagle", "taps": (2, 2, 5)}, 8, "eagle3", "vllm", "distinct"),
+    "one tap": ({"kind": "eagle", "taps": (4,)}, 8, "eagle3", "sglang", "leaves out fc"),
+    "speculators in sglang": (USUAL, 8, "speculators", "sglang", "sglang does not read the speculators format"),
+    "medusa in sglang": (MEDUSA, 8, "medusa", "sglang", "sglang does not read the medusa format"),
+    "medusa map": (MEDUSA | {"draft_vocab": 20}, 8, "medusa", None, "20 has no place .* --engine vllm"),
+    "medusa taps": (MEDUSA | {"taps": (4,)}, 8, "medusa", None, r"taps \[4\] have no Medusa form"),
+    "eagle as medusa": (USUAL, 8, "medusa", None, "heads of kind eagle have no medusa form"),
+    "medusa as eagle3": (MEDUSA, 8, "eagle3", None, "heads of kind medusa have no eagle3 form"),
+    "medusa as speculators": (MEDUSA, 8, "speculators", None, "heads of kind medusa have no speculators form"),
+    "engine": (USUAL, 8, "eagle3", "tgi", "unknown engine 'tgi'"),
+    "format": (USUAL, 8, "eagle9", None, "unknown format 'eagle9'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_format_cannot_hold_is_refused(name: str, tmp_path: Path) -> None:
+    options, layers, to, engine, message = REFUSED[name]
+    made = small_heads(target=small_target(layers=layers), **options)
+    with pytest.raises(FormatError, match=message):
+        export_heads(made, to, tmp_path / "out", engine=engine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seven_layers_are_enough_for_one_folder(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=7), kind="eagle", taps=(2, 3, 4))
+    assert export_heads(made, "eagle3", tmp_path / "out").engines == ("vllm", "sglang")
+    assert "eagle_config" not in stored(tmp_path / "out")[0]
+
+
+def test_an_embedding_of_another_size_has_no_speculators_form(tmp_path: Path) -> None:
+    model = tiny_model("llama", layers=8)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
+    model.lm_head.out_features = 60
+    made = small_heads(target=Target(model), **USUAL)
+    with pytest.raises(FormatError, match="embeds 64 tokens and answers 60"):
+        export_heads(made, "speculators", tmp_path / "out")
+
+
+# folders
+
+
+def test_a_folder_with_files_is_never_written_to(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **USUAL)
+    (tmp_path / "out").mkdir()
+    export_heads(made, "eagle3", tmp_path / "out")  # an empty one is as good as none
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for place in (tmp_path / "out", tmp_path / "out" / "config.json"):
+        with pytest.raises(FileExistsError, match="not empty: name a new folder"):
+            export_heads(made, "eagle3", place)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensors: Any, path: Path, **kwargs: Any) -> None:
+        path.write_bytes(b"half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "save_file", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        export_heads(small_heads(target=small_target(layers=8), **USUAL), "eagle3", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_changes_nothing_in_the_heads(tmp_path: Path) -> None:
+    made = small_heads(target=small_target(layers=8), **USUAL)
+    before = logits_of(made)
+    export_heads(made, "eagle3", tmp_path / "out", dtype=torch.bfloat16)
+    assert torch.equal(logits_of(made), before)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_every_format_says_what_it_is() -> None:
+    assert all(format.what for format in FORMATS.values()) and {"eagle1", "eagle3", "medusa", "speculators"} <= set(
+        FORMATS
+    )
