@@ -153,17 +153,20 @@ class PrefixCache:
                 "with the length of the whole text"
             )
 
-    def lookup(self, target: Target, ids: Sequence[int], taps: Sequence[int] = ()) -> Hit | None:
+    def lookup(
+        self, target: Target, ids: Sequence[int], taps: Sequence[int] = (), known_as: Hashable = None
+    ) -> Hit | None:
         """The longest known beginning of a text, its last token left to be read.
 
         Args:
             target: what will go on.
             ids: the whole prompt, without padding.
             taps: hidden states that the drafter needs; a beginning stored without them does not count.
+            known_as: the target's fingerprint, where it has just been taken.
         """
         with self._lock:
             self.asked += len(ids)
-            root = self._trees.get(target.model, {}).get(fingerprint(target))
+            root = self._trees.get(target.model, {}).get(known_as or fingerprint(target))
             path = [] if root is None else self._known(root, tuple(ids[:-1]), taps)
             if not path:
                 return None
@@ -189,6 +192,7 @@ class PrefixCache:
         layers: Layers,
         taps: Sequence[int] = (),
         states: Tensor | None = None,
+        known_as: Hashable = None,
     ) -> None:
         """Remember a text.
 
@@ -197,6 +201,7 @@ class PrefixCache:
             ids: n tokens, from the text's first one.
             layers: for each layer keys and values, (kv_heads, n, head_dim); copied.
             taps, states: which hidden states, (n, taps·H) of them; copied.
+            known_as: the target's fingerprint, where it has been taken when ``ids`` were read.
         """
         columns: dict[int, Tensor] = {}
         if states is not None and taps:
@@ -205,7 +210,7 @@ class PrefixCache:
         with self._lock:
             self._clock += 1
             kept = self._trees.setdefault(target.model, {})
-            self._insert(kept.setdefault(fingerprint(target), _Node((), [], {})), whole)
+            self._insert(kept.setdefault(known_as or fingerprint(target), _Node((), [], {})), whole)
             self._forget()
 
     def _known(self, root: _Node, ids: tuple[int, ...], taps: Sequence[int]) -> list[tuple[_Node, int]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from infer.fingerprint import fingerprint
 from infer.prefix import Hit, PrefixCache
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Recall:
     def __init__(self, known: PrefixCache | None, texts: Sequence[Decoding], taps: Sequence[int]) -> None:
         self.known, self.target, self.taps = known, texts[0].target, tuple(taps)
         self._states: list[list[Tensor]] = [[] for _ in texts]  # (1, n, taps·H) of what each text has committed
+        self._model = None if known is None else fingerprint(self.target)  # once for all texts
         if known is not None:
             known.check(self.target)
 
@@ -44,7 +46,7 @@ class Recall:
         """
         if self.known is None:
             return [0] * len(texts), [None] * len(texts)
-        hits = [self.known.lookup(self.target, text.ids[0].tolist(), self.taps) for text in texts]
+        hits = [self.known.lookup(self.target, text.ids[0].tolist(), self.taps, self._model) for text in texts]
         lengths = [0 if hit is None else hit.length for hit in hits]
         for text, length in zip(texts, lengths, strict=True):
             text.stats.reused = length
@@ -70,7 +72,7 @@ class Recall:
             keys, values = layer.store.view()
             layers.append((keys[row, :, :n], values[row, :, :n]))
         states = torch.cat(self._states[text], 1)[0, :n] if self.taps else None
-        self.known.store(self.target, ids[:n], layers, self.taps, states)
+        self.known.store(self.target, ids[:n], layers, self.taps, states, self._model)
 
 
 def _fill(cache: ForgettingCache, hits: Sequence[Hit | None]) -> None:

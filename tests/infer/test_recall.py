@@ -12,6 +12,7 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.decode import Decoding
 from infer.drafters import HeadsDrafter, NoDrafter
+from infer.first_token import first_token
 from infer.prefix import Hit, PrefixCache
 from infer.rounds import Rounds
 from infer.stopping import Stop
@@ -159,7 +160,7 @@ def test_planted_bugs_exceed_the_bound_a_thousandfold(bug: str, monkeypatch: pyt
     (plain,) = decode(target, [other], None)
     real = PrefixCache.lookup
 
-    def lookup(self: PrefixCache, target: Target, ids: list[int], taps: Any = ()) -> Hit | None:
+    def lookup(self: PrefixCache, target: Target, ids: list[int], taps: Any, *rest: Any) -> Hit | None:
         if bug == "another prompt's state":
             return real(self, target, [*SYSTEM, 1, 2, 3], taps)
         hit = real(self, target, ids, taps)
@@ -173,6 +174,15 @@ def test_planted_bugs_exceed_the_bound_a_thousandfold(bug: str, monkeypatch: pyt
     monkeypatch.setattr(PrefixCache, "lookup", lookup)
     (ours,) = decode(target, [other], cache)
     assert apart(ours, plain) > 1000 * BOUND
+
+
+def test_the_first_token_is_timed_with_and_without() -> None:
+    prompts = [torch.tensor([[*SYSTEM, last]]) for last in (1, 2, 3, 4)]
+    found = first_token(Target(tiny_model("llama")), prompts)
+    assert (found.asked, found.read) == (3 * (len(SYSTEM) + 1), 3)
+    assert found.without > 0 and found.recalled > 0 and found.ratio > 0
+    with pytest.raises(ValueError, match="from the second prompt on: 1 given"):
+        first_token(Target(tiny_model("llama")), prompts[:1])
 
 
 @torch.inference_mode()
