@@ -1,4 +1,4 @@
-"""The verbs ``eval``, ``bench``, ``plan``, ``verify`` and ``generate``."""
+"""The verbs ``eval``, ``bench``, ``plan``, ``stability``, ``verify`` and ``generate``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from infer import answer, bench_verb, certify, evaluate, plan_verb
+from infer import answer, bench_verb, certify, evaluate, plan_verb, stability_verb
 from infer.drafters import HeadsDrafter
 from infer.law import Sampling
 from infer.options import heads_options, load, named_prompts, others, positive, prompt_options, prompts_of, sample
@@ -63,6 +63,13 @@ def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequenc
         example="headstart plan headstart/smollm2-135m-q4 --acceptance 0.6 --batches 1,4,16 --png plan.png",
         configure=plan_verb.configure,
         run=plan_verb.run,
+    )
+    add(
+        "stability",
+        help="whether any draft changes a text in half precision, with stable=True and without, and what that costs",
+        example="headstart stability --target headstart/smollm2-135m-q4 --count 5 --max-new-tokens 48",
+        configure=stability_verb.configure,
+        run=stability_verb.run,
     )
     add(
         "verify",

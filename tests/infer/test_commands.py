@@ -72,7 +72,7 @@ def verbs(closest: Any = None) -> dict[str, Run]:
 
 
 def test_the_verbs() -> None:
-    assert list(verbs()) == ["eval", "bench", "plan", "verify", "generate"]
+    assert list(verbs()) == ["eval", "bench", "plan", "stability", "verify", "generate"]
 
 
 def test_eval(folder: Path, prompts: Path) -> None:
