@@ -145,8 +145,16 @@ class DraftHeads(nn.Module, ABC):
             measure: also fill ``accepted`` and ``overlap`` (two more passes over the vocabulary); zeros otherwise.
         """
         teacher = TeacherRows(self.target, batch, self.draft_ids)
+        trust = float(self.config.options.get("confidence_weight", 1.0))
         judged = [
-            judge(step.logits, *teacher.rows(step, j), criterion, measure=measure)
+            judge(
+                step.logits,
+                *teacher.rows(step, j),
+                criterion,
+                measure=measure,
+                confidence=step.confidence,
+                confidence_weight=trust,
+            )
             for j, step in enumerate(self.unroll(batch))
         ]
         alive = judged[0].hit.new_ones(judged[0].hit.shape)
@@ -162,7 +170,7 @@ class DraftHeads(nn.Module, ABC):
             terms={name: torch.stack([position.terms[name] for position in judged]) for name in judged[0].terms},
             counts=counts,
             accepted=torch.stack(accepted),
-            overlap=torch.stack([position.overlap for position in judged]),
+            overlap=torch.stack([position.overlap.sum() for position in judged]),
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -152,6 +152,19 @@ class Grower(Protocol):
         ...
 
 
+@runtime_checkable
+class Doubting(Grower, Protocol):
+    """A grower that can tell when a chain is long enough."""
+
+    def worthwhile(self) -> bool:
+        """Whether a token shall be drafted from the logits last answered; asked before it is, of chains only.
+
+        It may go by the tokens drafted before, never by the one to be drawn: a draft that ends where its last token
+        turned out unlikely no longer follows the q it states, and what is decoded with it not the target's law.
+        """
+        ...
+
+
 def grow(grower: Grower, budget: Budget, sampler: Sampler | None, ids: Tensor | None) -> Draft:
     """Grow one row's draft.
 
@@ -180,6 +193,8 @@ def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | No
     for node in range(depth):
         if node:
             logits = grower.after([node - 1], tokens, parents)[0]
+        if isinstance(grower, Doubting) and not grower.worthwhile():
+            break
         if sampler is None:
             best, index = _log_probabilities(logits).max(-1)
             place, q, score = int(index), None, float(best)

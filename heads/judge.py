@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from heads.target import Target
 
@@ -64,11 +65,13 @@ class UnrollStep:
     Attributes:
         logits: (n, Vd) of the token at ``row + 2 + j``.
         batch, row: (n,) which text, and which position's state they were drafted from; the same for every j.
+        confidence: (n,) logits of the chance that the tokens are accepted, where heads tell one.
     """
 
     logits: Tensor
     batch: Tensor
     row: Tensor
+    confidence: Tensor | None = None
 
 
 class TeacherRows:
@@ -93,7 +96,7 @@ class TeacherRows:
 
 @dataclass
 class Judged:
-    """One draft position: differentiable loss sum, term sums, rows counted, hits (n,) bool, sum of overlaps."""
+    """One draft position: differentiable loss sum, term sums, rows counted, hits (n,) bool, overlaps (n,)."""
 
     loss: Tensor
     terms: dict[str, Tensor]
@@ -102,17 +105,42 @@ class Judged:
     overlap: Tensor
 
 
-def judge(logits: Tensor, teacher: TeacherRows, rows: Tensor, criterion: Criterion, *, measure: bool) -> Judged:
-    """Judge draft logits (n, Vd) by the teacher rows (n,) that answer for them (-1: not counted)."""
+def judge(
+    logits: Tensor,
+    teacher: TeacherRows,
+    rows: Tensor,
+    criterion: Criterion,
+    *,
+    measure: bool,
+    confidence: Tensor | None = None,
+    confidence_weight: float = 1.0,
+) -> Judged:
+    """Judge draft logits (n, Vd) by the teacher rows (n,) that answer for them (-1: not counted).
+
+    Args:
+        measure: fill hits and overlaps; zeros otherwise.
+        confidence: (n,) logits of the chance that a token sampled from the draft logits is accepted, Σ min(p, q);
+            cross-entropy with that chance is one more term, which does not reach back into the draft logits.
+        confidence_weight: of that term.
+    """
     counted = (rows >= 0).nonzero()[:, 0]
     found = Judged(
         loss=logits.new_zeros(()),
         terms={},
         count=torch.tensor(counted.shape[0], device=logits.device),
         hit=torch.zeros(rows.shape, dtype=torch.bool, device=logits.device),
-        overlap=torch.zeros((), dtype=torch.float64, device=logits.device),
+        overlap=torch.zeros(rows.shape, dtype=torch.float64, device=logits.device),
     )
-    found.loss = _Chunked.apply(logits, found, teacher, rows, counted, criterion, measure)
+    wants = measure or confidence is not None
+    found.loss = _Chunked.apply(logits, found, teacher, rows, counted, criterion, wants)
+    if confidence is not None:
+        wide = torch.promote_types(confidence.dtype, torch.float32)
+        told, chance = confidence[counted].to(wide), found.overlap[counted].clamp(0, 1).to(wide)
+        with torch.autocast(logits.device.type, enabled=False):
+            term = functional.binary_cross_entropy_with_logits(told, chance, reduction="sum") * confidence_weight
+        found.loss, found.terms["confidence"] = found.loss + term, term.detach()
+    if not measure:
+        found.hit, found.overlap = torch.zeros_like(found.hit), torch.zeros_like(found.overlap)
     return found
 
 
@@ -157,8 +185,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _measure(own: Tensor, word: Teacher, teacher: TeacherRows, rows: Tensor, part: Tensor, found: Judged) -> None:
-    """Fill hits (arg-max equals the target's) and overlap, Σ min(p, q) with p over the whole vocabulary."""
+    """Fill hits (arg-max equals the target's) and overlaps, Σ min(p, q) with p over the whole vocabulary."""
     best = own.argmax(-1)
     found.hit[part] = (best if teacher.draft_ids is None else teacher.draft_ids[best]) == teacher.top[rows]
     p = (word.logits.to(own.dtype) - word.lse[:, None].to(own.dtype)).exp_()
-    found.overlap += torch.minimum(own.softmax(-1), p).sum()
+    found.overlap[part] = torch.minimum(own.softmax(-1), p).sum(-1).double()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heads.base import DraftHeads
+from heads.block import Block
 from heads.config import ConfigError, HeadsConfig, nearest, refuse_unknown
 from heads.eagle import Eagle
 from heads.identity import TargetMismatch
@@ -14,6 +15,7 @@ from heads.target import Target
 KINDS: dict[str, type[DraftHeads]] = {
     "medusa": Medusa,
     "eagle": Eagle,
+    "block": Block,
 }
 
 

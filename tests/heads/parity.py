@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.base import DraftHeads
+from heads.block import Block
 from heads.eagle import Eagle
 from heads.grow import Budget, Sampler
 from heads.judge import TrainingBatch
@@ -32,6 +33,17 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle 3.1": {"kind": "eagle", "fc_norm": True, "norm_output": True, "draft_vocab": 20},
     "eagle without GQA": {"kind": "eagle", "num_key_value_heads": 4},
     "eagle one key head, wide": {"kind": "eagle", "num_key_value_heads": 1, "head_dim": 16, "taps": (1, 4)},
+    "block": {"kind": "block"},
+    "block draft vocabulary": {"kind": "block", "draft_vocab": 20, "confidence": True},
+    "block own output": {"kind": "block", "draft_vocab": 20, "own_output": True, "markov_rank": 0},
+    "block without GQA": {"kind": "block", "num_key_value_heads": 4, "layers": 3},
+    "block one key head, wide": {
+        "kind": "block",
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "taps": (1, 4),
+        "layers": 1,
+    },
 }
 
 
@@ -63,6 +75,10 @@ def states_of(heads: DraftHeads) -> Iterator[list[Tensor]]:
     """What the output matrix reads, in the order in which it is read: (n, H) each."""
     found: list[Tensor] = []
     hooks = []
+    if isinstance(heads, Block):
+        with slots_of(heads, found):
+            yield found
+        return
 
     def note(module: Any, inputs: Any, output: Tensor) -> None:
         found.append(output.detach().reshape(-1, output.shape[-1]))
@@ -88,6 +104,22 @@ def states_of(heads: DraftHeads) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def slots_of(heads: Block, found: list[Tensor]) -> Iterator[None]:
+    """What a block's slots give: in training a slot of many blocks (n, H) at a time, in decoding all of one's."""
+    original = heads.unary
+
+    def unary(hidden: Tensor) -> Tensor:
+        found.extend([hidden.detach()] if hidden.dim() == 2 else hidden.detach().transpose(0, 1))
+        return original(hidden)
+
+    heads.__dict__["unary"] = unary
+    try:
+        yield
+    finally:
+        del heads.__dict__["unary"]
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ TREE = Draft((7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 1, 2, 4), (None,) * 7)
 STORED: dict[str, dict[str, Any]] = {
     "medusa": {"kind": "medusa", "layers": 2, "own_output": True},
     "eagle": {"kind": "eagle", "draft_vocab": 20, "fc_norm": True},
+    "block": {"kind": "block", "draft_vocab": 20, "own_output": True, "confidence": True},
 }
 
 
@@ -44,7 +45,7 @@ def small_heads(
     **options: Any,
 ) -> DraftHeads:
     """Heads whose every weight is random, so that none is at a special value; in the target's dtype and eval mode."""
-    if taps is None and kind == "eagle":
+    if taps is None and kind != "medusa":
         taps = (1, 2, 3)
     config = heads.make_config(
         kind, target, lookahead=lookahead, taps=taps, draft_vocab_size=draft_vocab, options=options

@@ -1,0 +1,116 @@
+"""Decoding with block heads: the context of each layer in a key/value store, and one pass for a whole draft.
+
+The stores hold keys and values of committed positions only. The block's own stand behind them while it is read, and
+are dropped at once::
+
+      store of a layer: [ position 0 … a-1 | slot 0 … slot B-1 ]      each slot attends all of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heads.kv import KVStore
+
+if TYPE_CHECKING:
+    from heads.block import Block
+
+
+class BlockState:
+    """One text's context; taps that came since the last draft wait until the next one needs them."""
+
+    def __init__(self, heads: Block, taps: Tensor, root: Tensor) -> None:
+        dtype, o = heads.fc.weight.dtype, heads.config.options
+        self.heads = heads
+        self.stores = [
+            KVStore(1, o["num_key_value_heads"], o["head_dim"], dtype=dtype, device=taps.device) for _ in heads.layers
+        ]
+        self.rows = 0
+        self.taps, self.root = taps, root
+        self._drafted: tuple[Tensor, Tensor] | None = None
+
+    def commit(self, taps: Tensor, root: Tensor) -> None:
+        """Add positions: taps (1, n, taps·H), and the token (1, 1) that follows them."""
+        self.taps = taps if not self.taps.shape[1] else torch.cat([self.taps, taps], 1)
+        self.root, self._drafted = root, None
+
+    def catch_up(self) -> None:
+        """Put waiting taps into every layer's store."""
+        if not self.taps.shape[1]:
+            return
+        context = self.heads.context(self.taps)
+        positions = torch.arange(self.rows, self.rows + context.shape[1], device=context.device)[None]
+        rotation = self.heads.rotation(positions, context.dtype)
+        for i, store in enumerate(self.stores):
+            store.append(*self.heads.context_keys(i, context, rotation))
+        self.rows += context.shape[1]
+        self.taps = self.taps[:, :0]
+
+    def drafted(self) -> tuple[Tensor, Tensor]:
+        """The slots' normed outputs (slots, H) and unary logits (slots, Vd): one pass, kept until the next commit."""
+        if self._drafted is None:
+            self.catch_up()
+            hidden = self.read_block()
+            self._drafted = hidden[0], self.heads.unary(hidden)[0]
+        return self._drafted
+
+    def read_block(self) -> Tensor:
+        """Normed outputs (1, slots, H) of a block on the root."""
+        slots = self.heads.slots(self.root)[0]
+        positions = torch.arange(self.rows, self.rows + slots.shape[1], device=slots.device)[None]
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            read = _attend(q, *self.stores[i].append(k, v))
+            self.stores[i].crop(self.rows)
+            return read
+
+        return self.heads.run(slots, positions, attend)
+
+
+class BlockGrower:
+    """Answers for one draft from the slots' outputs; nodes of a depth share a slot and differ by their own tokens."""
+
+    def __init__(self, state: BlockState) -> None:
+        self.state, self.heads = state, state.heads
+        self.chance = 1.0
+
+    def first(self) -> Tensor:
+        """Logits (Vd,) of the token after the root."""
+        return self._slot(0, self.state.root[0])[0]
+
+    def after(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Logits (len(nodes), Vd) of the slot as deep as the nodes' children.
+
+        Raises:
+            ValueError: the block has no such slot.
+        """
+        depth, node = 0, nodes[0]
+        while node >= 0:
+            depth, node = depth + 1, parents[node]
+        slots = self.heads.config.lookahead
+        if depth >= slots:
+            raise ValueError(f"a draft of depth {depth + 1} > {slots} slots of a block: ask for a shallower budget")
+        return self._slot(depth, torch.tensor([tokens[node] for node in nodes], device=self.state.root.device))
+
+    def _slot(self, k: int, before: Tensor) -> Tensor:
+        hidden, unary = self.state.drafted()
+        if self.heads.config.options["stop_below"] and before.shape[0] == 1:
+            self.chance *= float(self.heads.trust(hidden[k : k + 1], before).sigmoid())
+        return self.heads.biased(unary[k : k + 1], before)
+
+    def worthwhile(self) -> bool:
+        """Whether the chain so far, with the token to be drafted next, is accepted often enough to be worth it.
+
+        The chance of that token is told from what stands before it alone (DSpark), whichever it will be.
+        """
+        return not self.chance < self.heads.config.options["stop_below"]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (1, heads, slots, D) queries over all of (1, kv_heads, L, D)."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
