@@ -146,6 +146,7 @@ class Trainer:
 
     def optimizer_step(self, indices: list[int], stop: StopRequest) -> None:
         """One step on these conversations, shared between processes and micro-batches."""
+        self.model.train()  # before anything is counted: heads may leave rows out of what they train on
         mine = split_step(indices, self.lengths, self.config.train.micro_tokens, self.ranks.count)[self.ranks.index]
         counts = [self._rows(micro) for micro in mine]
         total, *signals = self.ranks.add([sum(counts), *(float(stop.number == n) for n in StopRequest.NUMBERS)])
@@ -154,7 +155,6 @@ class Trainer:
             group["lr"] = learning_rate(self.progress.step, self.total, self.config.train)
         # acceptance costs passes over the vocabulary: it is measured on the steps that are logged
         measure = self._logs(self.progress.step + 1)
-        self.model.train()
         for number, (micro, count) in enumerate(zip(mine, counts, strict=True), 1):
             last = number == len(mine)
             self.accelerator.sync_gradients = last
