@@ -45,7 +45,8 @@ def read_pickled(path: Path) -> Checkpoint:
     except FormatError:
         raise
     except Exception as problem:  # the unpickler raises whatever a broken file leads it into
-        raise FormatError(f"{path} cannot be read as tensors alone: {str(problem).splitlines()[0][:200]}") from None
+        what = " ".join(str(problem).split())[:200] or type(problem).__name__
+        raise FormatError(f"{path} cannot be read as tensors alone ({what})") from None
     tensors = _tensors(path, found)
     return Checkpoint(path, {name: Entry(t.dtype, tuple(t.shape)) for name, t in tensors.items()}, tensors.__getitem__)
 
