@@ -2,7 +2,8 @@
 
 The block is the root, the last committed token, and masks behind it. What the target felt while it read the text is
 not an input but something to attend: the fused taps become keys and values in every layer, through the very
-projections that serve the block. Slot k drafts the token behind it, as in DSpark (arXiv 2607.05147)::
+projections that serve the block. Slot k drafts the token behind it, as in DSpark (arXiv 2607.05147); unless
+``shifted``, the token of its own place, as in DFlash, and the root's slot drafts nothing::
 
       context   C = hidden_norm(fc(taps)) of positions < a           keys and values only, no residual stream
       block     [x_a, MASK, MASK, …]   at positions a, a+1, a+2, …   every slot sees all of C and all of the block
@@ -37,6 +38,7 @@ from heads.target import Target
 DEFAULTS: dict[str, Any] = {
     "layers": 2,  # two with a bias draft better than five without one
     "markov_rank": 64,  # of the bias by the token before; 0: slots do not know what was drafted before them
+    "shifted": True,  # a slot drafts the token behind it; else that of its own place, and one slot more is read
     "anchors": 0.25,  # share of a text's rows that a training pass drafts from, drawn anew each pass
     "position_decay": 0.8,  # weight of draft position j is this to the power j: exp(-j / 4.5)
     "rope_theta": 10000.0,
@@ -49,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Block(DraftHeads):
-    """The heads; the look-ahead is the number of slots.
+    """The heads; the look-ahead is the number of slots that draft.
 
     Raises:
         ConfigError: an option is out of its range, or they contradict each other.
@@ -107,9 +109,19 @@ class Block(DraftHeads):
         o = self.config.options
         return rotary(positions, o["head_dim"], float(o["rope_theta"]), dtype)
 
+    @property
+    def first_slot(self) -> int:
+        """The slot that drafts the token behind the root."""
+        return 0 if self.config.options["shifted"] else 1
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block, those that draft nothing included."""
+        return self.config.lookahead + self.first_slot
+
     def slots(self, roots: Tensor) -> Tensor:
         """What the slots of blocks on ``roots`` (…) read: embeddings (…, slots, H)."""
-        masks = roots.new_full((*roots.shape, self.config.lookahead - 1), self.config.options["mask_token_id"])
+        masks = roots.new_full((*roots.shape, self.block_size - 1), self.config.options["mask_token_id"])
         return self.target.embed(torch.cat([roots[..., None], masks], -1)).to(self.fc.weight.dtype)
 
     def run(self, hidden: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -155,7 +167,7 @@ class Block(DraftHeads):
         trained[:, :-2] = batch.loss_mask[:, 2:]
         order, valid = self._draw(trained)
         where, place = valid.nonzero(as_tuple=True)
-        length, slots = batch.ids.shape[1], self.config.lookahead
+        length, slots = batch.ids.shape[1], self.block_size
         context = self.context(batch.taps)
         columns = torch.arange(length, device=context.device)[None]
         rotation = self.rotation(columns, context.dtype)
@@ -168,8 +180,8 @@ class Block(DraftHeads):
         following = (order[..., None] + 1 + torch.arange(slots, device=order.device)).flatten(1)
         tokens = batch.ids.gather(1, following.clamp(max=length - 1)).unflatten(1, (-1, slots))
         out = self.run(self.slots(tokens[..., 0]).flatten(1, 2), following, attend)
-        hidden, before = out.unflatten(1, (-1, slots))[where, place], tokens[where, place]
-        for j in range(slots):
+        hidden, before = out.unflatten(1, (-1, slots))[where, place, self.first_slot :], tokens[where, place]
+        for j in range(self.config.lookahead):
             yield UnrollStep(
                 self.biased(self.unary(hidden[:, j]), before[:, j]),
                 where,

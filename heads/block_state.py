@@ -55,7 +55,7 @@ class BlockState:
         """The slots' normed outputs (slots, H) and unary logits (slots, Vd): one pass, kept until the next commit."""
         if self._drafted is None:
             self.catch_up()
-            hidden = self.read_block()
+            hidden = self.read_block()[:, self.heads.first_slot :]
             self._drafted = hidden[0], self.heads.unary(hidden)[0]
         return self._drafted
 
