@@ -76,13 +76,13 @@ def test_half_right_is_counted_by_position(target: Target) -> None:
         log.append(Round(depth, depth, held, held + 1))
         at += held + 1
     assert block["tokens_per_round"]["value"] == pytest.approx(30 / len(log))
-    assert block["accepted_per_position"] == summary([Stats(31, 0.0, log)])["accepted_per_position"]
-    assert block["conditional_per_position"] == summary([Stats(31, 0.0, log)])["conditional_per_position"]
+    assert block["accepted_per_position"] == summary([Stats(31, log=log)])["accepted_per_position"]
+    assert block["conditional_per_position"] == summary([Stats(31, log=log)])["conditional_per_position"]
 
 
 def test_the_case_book_row_on_acceptance() -> None:
     """Four rounds, K = 3, accepted 3, 1, 0, 2."""
-    block = summary([Stats(11, 0.0, [Round(3, 3, accepted, accepted + 1) for accepted in (3, 1, 0, 2)])])
+    block = summary([Stats(11, log=[Round(3, 3, accepted, accepted + 1) for accepted in (3, 1, 0, 2)])])
     assert block["tokens_per_round"]["value"] == 2.5
     assert block["acceptance_rate"] == 0.5
     assert block["accepted_per_position"] == [0.75, 0.5, 0.25]
@@ -91,7 +91,7 @@ def test_the_case_book_row_on_acceptance() -> None:
 
 def test_loops_are_left_out_of_the_loop_free_figure() -> None:
     log = [Round(3, 3, 0, 1), Round(3, 3, 3, 4, looped=True), Round(3, 3, 1, 2)]
-    block = summary([Stats(8, 0.0, log)])
+    block = summary([Stats(8, log=log)])
     assert block["tokens_per_round"]["value"] == pytest.approx(7 / 3)
     assert block["loop_free_tokens_per_round"]["value"] == pytest.approx(1.5)
     assert block["looped_rounds"] == 1
