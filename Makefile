@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a fresh clone and Python 3.11 to 3.13 are enough.
 #
 #   make quickstart   train heads for the embedded target, measure them, show a generated answer
-#   make heads-long   the longer recipe and its evaluation; DATA=more.jsonl.gz adds conversations to the sample
+#   make heads-long   the longer recipe on 3,000 more conversations, which the target writes (or DATA=more.jsonl.gz)
 #   make test         all tests;  make lint: ruff and mypy;  make clean: the environment and caches, not runs/
 
 SHELL := /bin/bash
@@ -43,7 +43,11 @@ quickstart: .venv/base
 	@.venv/bin/headstart quickstart
 
 heads-long: .venv/base
-	@$(PY) train/train_heads.py --config configs/long.yaml --data.train "builtin:train$(if $(DATA), + $(DATA))"
+	@if [ -z "$(DATA)" ]; then
+	    .venv/bin/headstart data synthesize --conversations 3000 --seed 1 --apart-from builtin:heldout --out runs/more
+	fi
+	more="$(or $(DATA),runs/more/conversations.jsonl)"
+	$(PY) train/train_heads.py --config configs/long.yaml --data.train "builtin:train + $$more"
 	.venv/bin/headstart eval runs/long/heads --json runs/long/eval.json
 
 # The embedded target is converted before the workers start, so that they do not each do it.

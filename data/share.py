@@ -101,7 +101,7 @@ def share(
         bytes=sum(sizes),
     )
     provenance = {
-        "settings": asdict(settings),
+        "settings": settings.key(),
         "engine": dict(engine),
         "command": command(settings, heldout, engine),
         "synthesis": asdict(made),

@@ -8,6 +8,7 @@ Two files grow in the output folder, prompts first: a run that stops goes on whe
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 from data.completer import Completer
 from data.journal import append, claim, read_journal
+from data.overlap import Index
 
 Progress = Callable[[str, int, int], None]
 """Told the stage, how much of it is done, and of how much (0: unknown)."""
@@ -35,6 +37,13 @@ class SynthesisSettings:
     max_prompt_tokens: int = 48
     max_answer_tokens: int = 160
     chunk: int = 128
+    apart_from: tuple[str, ...] = ()  # prompts, of a held-out set say, that none written may be alike to
+
+    def key(self) -> dict[str, Any]:
+        """What a folder remembers them by; the prompts to stay apart from as a hash."""
+        told = asdict(self)
+        apart = told.pop("apart_from")
+        return told | {"apart_from": hashlib.sha256("\0".join(apart).encode()).hexdigest() if apart else None}
 
 
 @dataclass
@@ -80,14 +89,14 @@ def synthesize(
     """Write ``settings.conversations`` conversations of the target's own to ``folder/conversations.jsonl``.
 
     Each row has ``id``, ``messages`` and ``finished`` (false: the answer was cut at the limit and carries no
-    end-of-turn token). Prompts that did not end, are empty, repeat one already there or hold a template's
-    special token are dropped and counted.
+    end-of-turn token). Prompts that did not end, are empty, repeat one already there, hold a template's special token
+    or are alike to one of ``settings.apart_from`` (the rule of :mod:`data.overlap`) are dropped and counted.
 
     Raises:
         ValueError: the folder holds something else, or was begun with other settings.
     """
     folder = Path(folder)
-    claim(folder, SETTINGS, "synthesis", asdict(settings), may_change=("conversations",))
+    claim(folder, SETTINGS, "synthesis", settings.key(), may_change=("conversations",))
     prompts, dropped, sampled = _prompts(completer, tokenizer, folder, settings, progress)
     rows = [row for row in read_journal(folder / ANSWERS) if row["id"] < settings.conversations]
     have = {row["id"] for row in rows}
@@ -131,10 +140,13 @@ def _prompts(
     prompts: list[str] = []
     seen: set[str] = set()
     dropped: Counter[str] = Counter()
+    apart = Index(settings.apart_from) if settings.apart_from else None
 
     def take(chunk: dict[str, Any]) -> None:
         for text, finished in chunk["prompts"]:
             reason = _refuse(text, finished, seen, special)
+            if reason is None and apart is not None and apart.close(text):
+                reason = "alike to one to stay apart from"
             if reason:
                 dropped[reason] += 1
             else:

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from data.conversation import read_conversation
+from data.files import read_rows
 from data.local import LocalAnswerer
 from data.options import TARGET, Engine, Report, amount, at_least_one, engine_options, source_options, switch
 from data.progress import Progress
@@ -17,6 +19,8 @@ from data.rewrite import Answerer
 from data.server import ServerAnswerer
 from data.share import share
 from data.synthesize import ANSWERS, SynthesisSettings, synthesize
+
+HELDOUT = Path(__file__).parent / "sample" / "heldout.jsonl.gz"
 
 
 def synthesis_options(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,13 @@ def synthesis_options(parser: argparse.ArgumentParser) -> None:
         "--chunk", type=int, default=defaults.chunk, help="rows written at a time (default: %(default)s)"
     )
     parser.add_argument(
+        "--apart-from",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write no prompt alike to one of this file, a held-out set say; builtin:heldout is the sample's",
+    )
+    parser.add_argument(
         "--heldout",
         type=amount,
         default=0.0,
@@ -58,6 +69,7 @@ def run_synthesis(args: argparse.Namespace, engine: Engine, weights: Callable[[s
         max_prompt_tokens=args.max_prompt_tokens,
         max_answer_tokens=args.max_answer_tokens,
         chunk=args.chunk,
+        apart_from=tuple(prompt for name in args.apart_from for prompt in _prompts_of(name)),
     )
     completer, tokenizer = engine(args.target, args.dtype, args.batch_size)
     made = synthesize(completer, tokenizer, args.out, settings, Progress())
@@ -82,6 +94,12 @@ def run_synthesis(args: argparse.Namespace, engine: Engine, weights: Callable[[s
             f"closest pair across the split: similarity {shared.split['closest_pair']['similarity']:.2f}",
         ]
     return report, "\n".join(text)
+
+
+def _prompts_of(name: str) -> list[str]:
+    """The prompts of a file of conversations."""
+    path = HELDOUT if name == "builtin:heldout" else Path(name)
+    return [read_conversation(row, f"{path}:{number}").prompt for number, row in read_rows(path)]
 
 
 def regeneration_options(parser: argparse.ArgumentParser) -> None:

@@ -157,3 +157,15 @@ def test_rendering_starts_from_the_prompt_that_was_answered() -> None:
     tokenizer = toys.tokenizer(toys.LINES)
     (rendered,) = Renderer(tokenizer).render([Turn("user", "hi"), Turn("assistant", "ok")])
     assert rendered.ids[: rendered.mask.index(True)] == answer_prompt(tokenizer, "hi")
+
+
+def test_prompts_stay_apart_from_a_held_out_set(tmp_path: Path) -> None:
+    tokenizer = toys.tokenizer(toys.NOGEN)
+    drawn = [("paint the old fence green", True), ("count the birds", True), ("boil an egg", True)]
+    settings = SynthesisSettings("toy", conversations=2, chunk=3, apart_from=("paint the old green fence",))
+    report = synthesize(Script(tokenizer, drawn), tokenizer, tmp_path, settings)
+    assert report.prompts_dropped["alike to one to stay apart from"] == 1
+    asked = [row["messages"][0]["content"] for _, row in read_rows(tmp_path / ANSWERS)]
+    assert asked == ["count the birds", "boil an egg"]
+    with pytest.raises(ValueError):  # begun with other settings
+        synthesize(Script(tokenizer, drawn), tokenizer, tmp_path, SynthesisSettings("toy", conversations=2, chunk=3))
