@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
+from torch import nn
 from transformers import PreTrainedModel
 
 _VERSION = Version(transformers.__version__)
@@ -58,6 +60,32 @@ def by_place(config: Any) -> str | None:
     In a tree two siblings share a position and not a place, so such a model can verify chains only.
     """
     return next((what for what, shows in BY_PLACE.items() if shows(config)), None)
+
+
+def rotary_border(config: Any) -> int | None:
+    """Length beyond which a LongRoPE model turns all positions of a pass by other factors; None without one.
+
+    Keys of one text are then from before and behind the border, as the passes happened to be cut.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
+    own = getattr(config, "original_max_position_embeddings", None)
+    borders = [
+        part.get("original_max_position_embeddings", own) for part in parts if part.get("rope_type") == "longrope"
+    ]
+    return min((border for border in borders if border), default=None)
+
+
+def mixes_rows(model: nn.Module) -> str | None:
+    """Name of a layer whose rows depend on the other rows of their pass, as no verified draft may; None for none.
+
+    PyTorch's dynamic int8 layers scale activations by the largest one of the whole pass.
+    """
+    for name, module in model.named_modules():
+        dynamic = type(module).__module__.startswith("torch.ao.nn.quantized.dynamic") and hasattr(module, "weight")
+        if dynamic and module.weight().dtype is torch.qint8:
+            return name
+    return None
 
 
 def decoder_config(model: Any) -> Any:

@@ -61,6 +61,12 @@ class Target:
                 f"{type(model).__name__} is an encoder-decoder, for which heads are not supported: infer.generate "
                 "decodes it with a smaller encoder-decoder as the draft"
             )
+        mixing = compat.mixes_rows(model)
+        if mixing is not None:
+            raise ValueError(
+                f"{mixing} of {type(model).__name__} is quantized with activations scaled over the whole pass, so what "
+                "a row gives depends on the rows beside it and no draft can be verified: quantize weights only"
+            )
         self.model = model.eval()
         self.call: Callable[..., Any] = model  # what a pass calls: the model, or the same model compiled
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
@@ -69,7 +75,7 @@ class Target:
         self.output: nn.Linear = self._need("get_output_embeddings", "an output matrix")
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
-        self.vocab_size: int = self.output.weight.shape[0]  # may be padded beyond the tokenizer's
+        self.vocab_size: int = self.output.out_features  # may be padded beyond the tokenizer's
         self.layers = self._layer_list()
         kinds = getattr(self.config, "layer_types", None)
         window = getattr(self.config, "sliding_window", None)
@@ -78,6 +84,7 @@ class Target:
             kinds or ["sliding_attention" if window else "full_attention"] * self.num_layers
         )
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.rotary_border = compat.rotary_border(self.config)  # no text may grow across it
         self._tokenizer: Any = None
         self._identity: TargetIdentity | None = None
 
@@ -117,8 +124,10 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the output matrix, in which passes run."""
-        return self.output.weight.dtype
+        """Dtype of the output matrix, in which passes run; of the embedding where a quantizer holds that matrix."""
+        weight = self.output.weight
+        plain = isinstance(weight, Tensor) and weight.is_floating_point()
+        return weight.dtype if plain else self.embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -308,6 +317,10 @@ class Target:
         return self._identity
 
     def _identify(self) -> TargetIdentity:
+        if not isinstance(self.output.weight, Tensor):
+            raise ValueError(
+                f"{self.name} is quantized by {type(self.output).__module__}: heads cannot tell it by its rows"
+            )
         quantization = getattr(self.model.config, "quantization_config", None)
         # PEFT's wrapper calls ``generate`` of the model inside, which is the same target by shorter names
         adapter = {n.removeprefix("base_model.model."): p for n, p in self.model.named_parameters() if "lora_" in n}

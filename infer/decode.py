@@ -149,13 +149,16 @@ class Decoding:
         Raises:
             PositionLimit: not even the last token has one.
         """
-        most = self.target.max_positions
+        most, what = self.target.max_positions, "positions"
+        border = self.target.rotary_border
+        if border is not None and self.ids.shape[1] <= border:
+            most, what = border, "positions before its LongRoPE factors change, where no text can be taken over"
         if most is None:
             return None
         at = len(self.tokens) - self.padding
         if at > most:
             raise PositionLimit(
-                f"{self.target.name} has {most} positions and the text has {at} tokens: "
+                f"{self.target.name} has {most} {what}, and the text has {at} tokens: "
                 "shorten the prompt or ask for fewer new tokens"
             )
         return most - at

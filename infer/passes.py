@@ -69,7 +69,7 @@ class Passes:
                 f"stable is not supported for {target.name}: its {target.by_place} go by places in the cache, where "
                 "filler rows would stand"
             )
-        if target.by_place and len(texts) > 1:
+        if (target.by_place or target.rotary_border is not None) and len(texts) > 1:
             yield InTurn(texts, partial(Rounds, prefix=prefix))
             return
         capacity = config.max_cache_len or _capacity(texts)

@@ -48,18 +48,18 @@ class Seq2SeqTarget(Target):
     def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"{type(model).__name__} is no encoder-decoder: wrap it as heads.Target(model)")
-        self.model = model.eval()
+        self.model = self.call = model.eval()
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.config: Any = compat.decoder_config(model)
         self.embedding = self._need("get_input_embeddings", "an input embedding")
         self.output = self._need("get_output_embeddings", "an output matrix")
-        self.vocab_size = self.output.weight.shape[0]
+        self.vocab_size = self.output.out_features
         text = self.config.get_text_config(decoder=True)
         self.num_layers, self.hidden_size = text.num_hidden_layers, text.hidden_size
         self.layer_types = tuple(getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers)
         self.sliding_window = getattr(text, "sliding_window", None)
         self.max_positions = getattr(text, "max_position_embeddings", None)  # none where biases are relative
-        self.by_place = "positions"
+        self.by_place, self.rotary_border = "positions", compat.rotary_border(text)
         self.source: Source | None = None
         self._encoded: Any = None  # what the encoder made of the prompt, once a pass needed it
         self._cross = DynamicCache()
@@ -119,7 +119,7 @@ class Seq2SeqTarget(Target):
         kwargs: dict[str, Any] = {"decoder_input_ids": ids, "use_cache": cache is not None}
         if cache is not None:
             kwargs[compat.cache_argument(self._plain)] = EncoderDecoderCache(cache, self._cross)
-        out = self.model(encoder_outputs=self._encoded, attention_mask=self.source.mask, **kwargs)
+        out = self.call(encoder_outputs=self._encoded, attention_mask=self.source.mask, **kwargs)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
         return TargetOutput(logits=out.logits[:, kept], taps=None, hidden=None)
 

@@ -176,6 +176,7 @@ class TableTarget:
     dtype = torch.float64
     device = torch.device("cpu")
     max_positions = None
+    rotary_border = None
     name = "table"
     layer_types = ("full_attention",)
 

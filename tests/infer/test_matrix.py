@@ -42,6 +42,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FAMILIES} | VARIANTS
 
+
+@cache
+def small(vocab: int, dtype: torch.dtype) -> Any:
+    return tiny_model("llama", layers=1, seed=1, vocab=vocab, dtype=dtype)
+
+
+@cache
+def smaller(family: str, dtype: torch.dtype) -> Any:
+    return tiny_seq2seq(family, layers=1, encoder=1, seed=3, dtype=dtype)
+
+
 Make = Callable[[Any, list[int]], Any]
 DRAFTERS: dict[str, tuple[Budget, Make]] = {
     "none": (CHAIN, lambda model, text: "none"),
@@ -93,14 +104,19 @@ def tapped(drafter: Any) -> Any:
     return drafter
 
 
-@cache
-def small(vocab: int, dtype: torch.dtype) -> Any:
-    return tiny_model("llama", layers=1, seed=1, vocab=vocab, dtype=dtype)
+@dataclass(frozen=True)
+class Plain:
+    """What ``model.generate`` says, its logits (new, V) at each place, and whether nothing may differ."""
 
+    text: list[int]
+    logits: Tensor
+    exact: bool
 
-@cache
-def smaller(family: str, dtype: torch.dtype) -> Any:
-    return tiny_seq2seq(family, layers=1, encoder=1, seed=3, dtype=dtype)
+    @classmethod
+    def of(cls, model: Any, new: int) -> Plain:
+        settings: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
+        out = model.generate(PROMPT, max_new_tokens=new, do_sample=False, **settings)
+        return cls(out.sequences[0].tolist(), torch.cat(out.logits), model.dtype == torch.float64)
 
 
 @dataclass
@@ -110,16 +126,16 @@ class Tally:
     cases: int = 0
     near: list[str] = field(default_factory=list)
 
-    def compare(self, name: str, ours: list[int], theirs: list[int], scores: Callable[[list[int]], Tensor]) -> None:
-        """Count a case; ``scores(prefix)`` are the target's logits (V,) behind a prefix."""
+    def compare(self, name: str, ours: list[int], plain: Plain) -> None:
+        """Count a case."""
         self.cases += 1
-        assert len(ours) == len(theirs), name
-        at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        assert len(ours) == len(plain.text), name
+        at = next((at for at, pair in enumerate(zip(ours, plain.text, strict=True)) if pair[0] != pair[1]), None)
         if at is None:
             return
-        logits = scores(theirs[:at])
-        gap = float((logits[ours[at]] - logits[theirs[at]]).abs())
-        assert logits.dtype == torch.float32, f"{name}: token {at} differs in float64"
+        assert not plain.exact, f"{name}: token {at} differs in float64"
+        logits = plain.logits[at - len(plain.text)]
+        gap = float((logits[ours[at]] - logits[plain.text[at]]).abs())
         assert gap <= NEAR, f"{name}: token {at} differs by {gap}"
         self.near.append(f"{name}: token {at}, gap {gap:.1e}")
 
@@ -135,16 +151,11 @@ def test_a_family_with_every_drafter(row: str) -> None:
         for attention in attentions(family):
             model = tiny_model(family, layers=2, dtype=dtype, attention=attention, **settings)
             assert model.config._attn_implementation == attention
-            text = model.generate(PROMPT, max_new_tokens=NEW, do_sample=False)[0].tolist()
+            plain = Plain.of(model, NEW)
             for name, (budget, make) in DRAFTERS.items():
-                draft = make(model, text)
+                draft = make(model, plain.text)
                 out = infer.generate(model, PROMPT, draft, max_new_tokens=NEW, do_sample=False, budget=budget)
-                tally.compare(
-                    f"{row}, {name}, {attention}, {dtype}",
-                    out.sequences[0].tolist(),
-                    text,
-                    lambda prefix, model=model: model(torch.tensor([prefix])).logits[0, -1],
-                )
+                tally.compare(f"{row}, {name}, {attention}, {dtype}", out.sequences[0].tolist(), plain)
     tally.show(row)
     assert tally.cases == len(DRAFTERS) * len(attentions(family)) * len(DTYPES)
 
@@ -156,15 +167,11 @@ def test_an_encoder_decoder_with_every_drafter(family: str) -> None:
         for attention in ATTENTIONS:
             model = tiny_seq2seq(family, dtype=dtype, attention=attention)
             assert model.config._attn_implementation == attention
-            text = model.generate(PROMPT, max_new_tokens=2 * NEW, do_sample=False)[0].tolist()
+            plain = Plain.of(model, 2 * NEW)
             for name, make in SEQ2SEQ_DRAFTERS.items():
-                out = infer.generate(model, PROMPT, make(model, text), max_new_tokens=2 * NEW, do_sample=False)
-                tally.compare(
-                    f"{family}, {name}, {attention}, {dtype}",
-                    out.sequences[0].tolist(),
-                    text,
-                    lambda prefix, model=model: model(PROMPT, decoder_input_ids=torch.tensor([prefix])).logits[0, -1],
-                )
+                draft = make(model, plain.text)
+                out = infer.generate(model, PROMPT, draft, max_new_tokens=2 * NEW, do_sample=False)
+                tally.compare(f"{family}, {name}, {attention}, {dtype}", out.sequences[0].tolist(), plain)
     tally.show(family)
     assert tally.cases == len(SEQ2SEQ_DRAFTERS) * len(ATTENTIONS) * len(DTYPES)
 
