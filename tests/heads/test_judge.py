@@ -52,7 +52,7 @@ def assert_same(ours: LossReport, theirs: LossReport, bound: float = 1e-12) -> N
 
 @pytest.mark.parametrize("chunk", [1, 40, 150, 1 << 19])
 @pytest.mark.parametrize("draft_vocab", [None, 11])
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "block"])
 def test_loss_and_gradient_equal_plain_autograd(
     kind: str, draft_vocab: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,7 @@ def test_other_texts_padding_and_untrained_rows_change_nothing(case: str) -> Non
         assert kept.worst(theirs, 1) <= 1e-10
 
 
-@pytest.mark.parametrize("case", ["medusa draft vocabulary", "eagle", "eagle 3.1"])
+@pytest.mark.parametrize("case", ["medusa draft vocabulary", "eagle", "eagle 3.1", "block", "block own output"])
 def test_the_gradient_goes_through_every_step(case: str) -> None:
     """Nothing is detached between steps: the gradient is the slope of the loss, along random directions."""
     target = small_target()
