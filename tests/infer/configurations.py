@@ -138,7 +138,10 @@ def _settings(rng: random.Random, c: Configuration) -> dict[str, Any]:
     }
     settings = {name: value for name, (chance, value) in chances.items() if rng.random() < chance}
     if "eos_token_id" in settings:
-        more = {"min_new_tokens": (0.3, rng.randint(1, 8)), "min_length": (0.1, longest + rng.randint(1, 5))}
+        more: dict[str, tuple[float, Any]] = {
+            "min_new_tokens": (0.3, rng.randint(1, 8)),
+            "min_length": (0.1, longest + rng.randint(1, 5)),
+        }
         more["exponential_decay_length_penalty"] = (0.1, (2, 1.3))
         settings |= {name: value for name, (chance, value) in more.items() if rng.random() < chance}
     if rows > 1 and settings.keys() & {"stop_strings", "criterion"}:
@@ -152,7 +155,14 @@ def _settings(rng: random.Random, c: Configuration) -> dict[str, Any]:
         if rng.random() < 0.3 and c.way != "stream":
             settings["num_return_sequences"] = 2
     elif sampling < 0.35 and rows == 1 and c.way in ("generate", "prefix"):
-        warpers = ({"top_p": 0.8}, {"top_k": 7}, {"min_p": 0.1}, {"typical_p": 0.7}, {"epsilon_cutoff": 0.02}, {})
+        warpers: tuple[dict[str, Any], ...] = (
+            {"top_p": 0.8},
+            {"top_k": 7},
+            {"min_p": 0.1},
+            {"typical_p": 0.7},
+            {"epsilon_cutoff": 0.02},
+            {},
+        )
         settings |= {"do_sample": True, "temperature": rng.choice((0.7, 1.5))} | {"top_k": 0} | rng.choice(warpers)
     else:
         settings["do_sample"] = False

@@ -71,8 +71,8 @@ def test_a_dictionary_with_scores_and_logits(model: Any) -> None:
         "attention_mask": MASK,
         "pad_token_id": 0,
     }
-    theirs = model.generate(BATCH, **asked)
-    ours = model.generate(BATCH, custom_generate=infer.custom_generate("none"), **asked)
+    theirs: Any = model.generate(BATCH, **asked)
+    ours: Any = model.generate(BATCH, custom_generate=infer.custom_generate("none"), **asked)
     assert type(ours) is type(theirs) is GenerateDecoderOnlyOutput
     assert torch.equal(ours.sequences, theirs.sequences)
     for mine, wanted in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):

@@ -101,7 +101,7 @@ def in_a_draft(model: Any, heads: Any, error: type[BaseException]) -> None:
         raises()
         return real(*args)
 
-    drafter.propose = propose  # type: ignore[method-assign]
+    drafter.propose = propose  # type: ignore[method-assign, assignment]
     infer.generate(model, PROMPT, drafter, **SETTINGS)
 
 

@@ -197,7 +197,7 @@ def test_equal_weights_in_another_object_are_another_model(target: Target) -> No
 def test_an_adapter_switched_off_is_another_model() -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(tiny_model("llama", layers=1), LoraConfig(target_modules=["q_proj"], r=2))
+    model: Any = get_peft_model(tiny_model("llama", layers=1), LoraConfig(target_modules=["q_proj"], r=2))
     target, cache = Target(model), PrefixCache()
     put(cache, target, [1, 2, 3])
     with model.disable_adapter():

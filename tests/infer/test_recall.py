@@ -189,7 +189,7 @@ def test_the_first_token_is_timed_with_and_without() -> None:
 def test_an_interrupted_text_leaves_its_prompt_only() -> None:
     target, cache = Target(tiny_model("llama")), PrefixCache()
     text = Decoding(target, torch.tensor([SYSTEM]), NoDrafter(), Budget(1, 0), Stop(len(SYSTEM) + NEW))
-    rounds = Rounds([text], prefix=cache).run()
+    rounds: Any = Rounds([text], prefix=cache).run()
     for _ in range(3):
         next(rounds)
     rounds.close()

@@ -53,7 +53,7 @@ def typical(draft: Draft, at: At, chooser: Chooser) -> Verdict:
 def test_typical_acceptance_is_not_sampling_and_not_offered() -> None:
     def first(rule: verify.Rule) -> list[float]:
         def run(chooser: Branching) -> int:
-            path, last = rule(Draft.chain([0]), Fixed(), chooser)  # type: ignore[arg-type]
+            path, last = rule(Draft.chain([0]), Fixed(), chooser)
             return 0 if path else last
 
         law = enumerate_law(run)
@@ -178,7 +178,7 @@ def test_a_soft_cap_or_scale_counts_in_drafts_verification_and_loss(make: Any) -
     assert out.scores is not None
     torch.testing.assert_close(torch.cat(out.scores), logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        raw = target.output(target.forward(out.sequences, hidden=True).hidden)[0].float()  # type: ignore[arg-type]
+        raw = target.output(target.forward(out.sequences, hidden=True).hidden)[0].float()
     assert float((raw[PROMPT.shape[1] - 1 : -1].softmax(-1) - logits.softmax(-1)).abs().sum(-1).max()) > 0.2
 
     batch = batch_of(target, heads.config.taps, out.sequences)

@@ -120,7 +120,8 @@ def test_lengths(model: Any, text: list[int]) -> None:
         check(model, text, max_new_tokens=new)
         check(model, text, max_length=PROMPT.shape[1] + new)
         check(model, text, max_length=999, max_new_tokens=new)
-    for wrong in ({"max_length": PROMPT.shape[1]}, {"max_length": 2}, {"max_new_tokens": -1}):
+    refused: list[dict[str, Any]] = [{"max_length": PROMPT.shape[1]}, {"max_length": 2}, {"max_new_tokens": -1}]
+    for wrong in refused:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             infer.generate(model, PROMPT, **wrong)
 
@@ -193,4 +194,5 @@ def test_users_processors_with_and_without_a_state(model: Any, text: list[int]) 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "logit_bias", "stop"])
 def test_what_servers_call_it_is_refused_by_name(model: Any, name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        infer.generate(model, PROMPT, max_new_tokens=3, **{name: 0.5})
+        given: dict[str, Any] = {name: 0.5}
+        infer.generate(model, PROMPT, max_new_tokens=3, **given)
