@@ -26,7 +26,9 @@ from infer.static import StaticCache
 BLOCK = 256  # capacities are multiples of it, so that calls share a cache
 
 # each model's compilations count by themselves; older versions of torch count all that share a function together
-_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+_ISOLATED: dict[str, Any] = (
+    {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+)
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, Compiled]] = WeakKeyDictionary()
 

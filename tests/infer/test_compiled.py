@@ -68,7 +68,8 @@ def test_a_static_cache_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Target, "forward", forward)
     model = tiny_model("llama")
     text = decode(model, **STATIC).sequences[0].tolist()
-    made.clear(), places.clear(), widths.clear()
+    for seen in (made, places, widths):
+        seen.clear()
     decode(model, RandomTree(text), TREE, **STATIC)
     assert isinstance(made[0], StaticCache) and len(set(map(id, made))) == 1
     assert len(places) == 1, "nothing is allocated twice"

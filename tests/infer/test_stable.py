@@ -196,8 +196,8 @@ def test_attention_is_the_usual_one_in_float64() -> None:
     bias = torch.randn(1, 6, 5, 9, generator=draw, dtype=torch.float64)
     causal = torch.ones(5, 9, dtype=torch.bool).tril(4)
     layer = torch.nn.Identity()
-    many = {"key": key.repeat_interleave(3, 1), "value": value.repeat_interleave(3, 1)}
-    sdpa = torch.nn.functional.scaled_dot_product_attention
+    many: dict[str, Any] = {"key": key.repeat_interleave(3, 1), "value": value.repeat_interleave(3, 1)}
+    sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     both = bias.masked_fill(~causal, float("-inf"))
     cases = {
         "causal": ({"attention_mask": None}, causal),
