@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from heads.formats import eagle1, eagle3, medusa, speculators
+from heads.formats import dflash, eagle1, eagle3, medusa, speculators
 from heads.formats.assemble import assemble
 from heads.formats.folder import new_folder, open_checkpoint, write_folder
 from heads.formats.format import ENGINES, FLOATS, Choice, Format, FormatError, Request, listed
@@ -20,6 +20,7 @@ from heads.target import Target
 FORMATS: dict[str, Format] = {
     speculators.NAME: speculators.FORMAT,
     medusa.NAME: medusa.FORMAT,
+    dflash.NAME: dflash.FORMAT,
     eagle3.NAME: eagle3.FORMAT,
     eagle1.NAME: eagle1.FORMAT,
 }

@@ -134,9 +134,9 @@ def plan(
         kind="eagle",
         lookahead=lookahead,
         taps=taps,
-        options=_shape(checkpoint, layer, prefix, width)
+        options=shape(checkpoint, layer, prefix, width)
         | {
-            "rope_theta": _theta(layer),
+            "rope_theta": theta(layer, 10000.0),
             "rms_norm_eps": layer.number("rms_norm_eps", 1e-6),
             "fc_norm": fc_norm,
             "norm_output": settings.flag("norm_output", False),
@@ -148,7 +148,7 @@ def plan(
     )
 
 
-def _shape(checkpoint: Checkpoint, layer: Settings, prefix: str, width: int) -> dict[str, int]:
+def shape(checkpoint: Checkpoint, layer: Settings, prefix: str, width: int) -> dict[str, int]:
     """The layer's sizes: counted in the tensors, of which only the width of one attention head cannot be told."""
     queries = checkpoint.shape(f"{prefix}.self_attn.q_proj.weight", 2)[0]
     keys = checkpoint.shape(f"{prefix}.self_attn.k_proj.weight", 2)[0]
@@ -170,11 +170,16 @@ def _shape(checkpoint: Checkpoint, layer: Settings, prefix: str, width: int) -> 
     }
 
 
-def _theta(layer: Settings) -> float:
-    """Rotary base; 10000 where the config does not say, as the reference means it, whatever the target's is."""
+def theta(layer: Settings, default: float | None) -> float:
+    """Rotary base; where the config does not say, what a format's own project means then, whatever the target's is.
+
+    Raises:
+        FormatError: the positions are stretched, or nothing says and there is no default.
+    """
     for key in ("rope_scaling", "rope_parameters"):
         part = layer.part(key)
         kind = part.text("rope_type", part.text("type", "default"))
         if kind != "default":
-            raise FormatError(f"{part.where} is of type {kind!r}: heads of kind eagle have plain rotary positions")
-    return layer.part("rope_parameters").number("rope_theta", layer.number("rope_theta", 10000.0))
+            raise FormatError(f"{part.where} is of type {kind!r}: these heads have plain rotary positions")
+    inner = layer.part("rope_parameters")
+    return inner.number("rope_theta") if "rope_theta" in inner else layer.number("rope_theta", default)

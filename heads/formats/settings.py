@@ -38,6 +38,13 @@ class Settings:
             raise self._wrong(key, "a positive integer")
         return value
 
+    def count(self, key: str) -> int:
+        """An integer of 0 or more, which must be there."""
+        value = self._get(key, None)
+        if type(value) is not int or not 0 <= value < 1 << 40:
+            raise self._wrong(key, "an integer of 0 or more")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._get(key, default)

@@ -25,6 +25,8 @@ VERBS = [
     "verify",
     "generate",
     "push",
+    "export",
+    "import",
 ]
 
 

@@ -32,10 +32,17 @@ class Case:
         return small_target(layers=self.layers)
 
 
-USUAL = {"kind": "eagle", "taps": (2, 4, 5)}
-OTHER = {"kind": "eagle", "taps": (1, 3, 7)}
-FULL = {"fc_norm": True, "norm_output": True, "draft_vocab": 20, "rope_theta": 777.0, "rms_norm_eps": 1e-3}
-MEDUSA = {"kind": "medusa"}
+USUAL: dict[str, Any] = {"kind": "eagle", "taps": (2, 4, 5)}
+OTHER: dict[str, Any] = {"kind": "eagle", "taps": (1, 3, 7)}
+FULL: dict[str, Any] = {
+    "fc_norm": True,
+    "norm_output": True,
+    "draft_vocab": 20,
+    "rope_theta": 777.0,
+    "rms_norm_eps": 1e-3,
+}
+MEDUSA: dict[str, Any] = {"kind": "medusa"}
+BLOCK: dict[str, Any] = {"kind": "block", "lookahead": 4, "shifted": False, "markov_rank": 0}
 
 CASES: dict[str, Case] = {
     "eagle3": Case(USUAL, "eagle3"),
@@ -48,6 +55,8 @@ CASES: dict[str, Case] = {
     "eagle3 shallow": Case({"kind": "eagle", "taps": (1, 2, 3)}, "eagle3", "vllm", layers=4),
     "speculators": Case(USUAL, "speculators"),
     "speculators 3.1": Case(OTHER | FULL, "speculators"),
+    "dflash": Case(BLOCK | {"taps": (2, 4, 5), "mask_token_id": 9, "rope_theta": 777.0}, "dflash"),
+    "dflash shape": Case(BLOCK | {"taps": (1, 7), "layers": 3, "num_key_value_heads": 1, "head_dim": 16}, "dflash"),
     "medusa": Case(MEDUSA | {"layers": 2}, "medusa"),
     "medusa own": Case(MEDUSA | {"own_output": True}, "medusa"),
     "medusa vllm": Case(MEDUSA, "medusa", "vllm"),

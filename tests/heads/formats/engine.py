@@ -1,4 +1,4 @@
-"""EAGLE-3 and Medusa folders read as a serving engine reads them: plain torch on the stored tensors, nothing of ours.
+"""EAGLE-3, DFlash and Medusa folders read as an engine reads them: plain torch on the stored tensors, nothing of ours.
 
 Written from the formats' description alone, row by row and without a cache, so that what is exported is checked by
 something that shares no code and no shortcut with what made it.
@@ -24,23 +24,53 @@ def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads((folder / "config.json").read_text()), load_file(weights)
 
 
-class Eagle3:
-    """One folder beside its target, in one engine."""
+class Reader:
+    """A folder's tensors beside its target, and the parts of a layer that both kinds have."""
 
-    def __init__(self, folder: Path, model: Any, engine: str) -> None:
+    def __init__(self, folder: Path, model: Any) -> None:
         self.config, self.tensors = stored(folder)
         self.model = model
         self.layer = self.config.get("transformer_layer_config", self.config)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        scale = (x * x).mean(-1, keepdim=True) + self.layer["rms_norm_eps"]
+        return x / scale.sqrt() * self.tensors[name]
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(n, heads, D) rotated, the first half of each head against the second."""
+        dim = x.shape[-1]
+        rates = torch.tensor([self.layer["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)], dtype=x.dtype)
+        angles = (positions[:, None].to(x.dtype) * rates)[:, None]
+        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(heads·D,) what a query (heads, D) reads of keys and values (n, kv_heads, D)."""
+        group = q.shape[0] // k.shape[1]
+        mixed = [(k[:, h // group] @ q[h] / q.shape[1] ** 0.5).softmax(0) @ v[:, h // group] for h in range(q.shape[0])]
+        return torch.cat(mixed)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self.layer["head_dim"])
+
+    def feed_forward(self, hidden: Tensor, prefix: str) -> Tensor:
+        y = self.norm(hidden, f"{prefix}.post_attention_layernorm.weight")
+        gate, up = (y @ self.tensors[f"{prefix}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        return hidden + (silu(gate) * up) @ self.tensors[f"{prefix}.mlp.down_proj.weight"].T
+
+
+class Eagle3(Reader):
+    """An EAGLE-3 folder in one engine."""
+
+    def __init__(self, folder: Path, model: Any, engine: str) -> None:
+        super().__init__(folder, model)
         self.prefix = "layers.0" if "layers.0.hidden_norm.weight" in self.tensors else "midlayer"
         n = model.config.num_hidden_layers
         key = "eagle_aux_hidden_state_layer_ids"
         ids = self.config.get(key) or self.config.get("eagle_config", {}).get(key)
         self.taps = [i + OFFSET[engine] for i in ids] if ids else [2, n // 2, n - 3]
         assert self.config.get("norm_before_residual") is False
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        scale = (x * x).mean(-1, keepdim=True) + self.layer["rms_norm_eps"]
-        return x / scale.sqrt() * self.tensors[name]
 
     def in_layer(self, name: str) -> Tensor:
         return self.tensors[f"{self.prefix}.{name}.weight"]
@@ -53,38 +83,17 @@ class Eagle3:
             taps = [self.norm(tap, f"fc_norm.{i}.weight") for i, tap in enumerate(taps)]
         return torch.cat(taps, -1) @ self.tensors["fc.weight"].T
 
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """(n, heads, D) rotated, the first half of each head against the second."""
-        dim = x.shape[-1]
-        rates = torch.tensor([self.layer["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)], dtype=x.dtype)
-        angles = (positions[:, None].to(x.dtype) * rates)[:, None]
-        first, second = x[..., : dim // 2], x[..., dim // 2 :]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
     def outputs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """(n, H) before the final norm: row i reads a state and the token after it, and sees rows up to its own."""
-        n, dim = len(tokens), self.layer["head_dim"]
-        heads, kv = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
         embedding = self.tensors.get("embed_tokens.weight", self.model.get_input_embeddings().weight)
         read = [self.norm(embedding[tokens], f"{self.prefix}.input_layernorm.weight")]
         x = torch.cat([*read, self.norm(hidden, f"{self.prefix}.hidden_norm.weight")], -1)
-        places = torch.arange(n)
-        q = self.turned((x @ self.in_layer("self_attn.q_proj").T).view(n, heads, dim), places)
-        k = self.turned((x @ self.in_layer("self_attn.k_proj").T).view(n, kv, dim), places)
-        v = (x @ self.in_layer("self_attn.v_proj").T).view(n, kv, dim)
-        rows = []
-        for i in range(n):
-            mixed = []
-            for head in range(heads):
-                group = head // (heads // kv)
-                weights = (k[: i + 1, group] @ q[i, head] / dim**0.5).softmax(0)
-                mixed.append(weights @ v[: i + 1, group])
-            rows.append(torch.cat(mixed))
-        hidden = hidden + torch.stack(rows) @ self.in_layer("self_attn.o_proj").T
-        y = self.norm(hidden, f"{self.prefix}.post_attention_layernorm.weight")
-        gate, up = y @ self.in_layer("mlp.gate_proj").T, y @ self.in_layer("mlp.up_proj").T
-        return hidden + (gate * gate.sigmoid() * up) @ self.in_layer("mlp.down_proj").T
+        q, k, v = (self.split(x @ self.in_layer(f"self_attn.{name}_proj").T) for name in "qkv")
+        assert (q.shape[1], k.shape[1]) == (self.layer["num_attention_heads"], self.layer["num_key_value_heads"])
+        places = torch.arange(len(tokens))
+        q, k = self.turned(q, places), self.turned(k, places)
+        rows = torch.stack([self.read(q[i], k[: i + 1], v[: i + 1]) for i in range(len(tokens))])
+        return self.feed_forward(hidden + rows @ self.in_layer("self_attn.o_proj").T, self.prefix)
 
     @torch.no_grad()
     def draft(self, text: Tensor, root: int, tokens: Sequence[int]) -> list[Tensor]:
@@ -108,6 +117,33 @@ class Eagle3:
         if "t2d" in self.tensors:
             assert torch.equal(full.isfinite(), self.tensors["t2d"])
         return full
+
+
+class DFlash(Reader):
+    """A DFlash folder: the text as keys and values of every layer, and a block of masks that sees itself."""
+
+    @torch.no_grad()
+    def draft(self, text: Tensor, root: int) -> list[Tensor]:
+        """Logits (V,) of the tokens behind the root."""
+        states = self.model(text[None], output_hidden_states=True).hidden_states
+        own = self.config["dflash_config"]
+        taps = torch.cat([states[i + 1][0] for i in own["target_layer_ids"]], -1)
+        context = self.norm(taps @ self.tensors["fc.weight"].T, "hidden_norm.weight")
+        block = torch.tensor([root] + [own["mask_token_id"]] * (self.config["block_size"] - 1))
+        hidden = self.model.get_input_embeddings().weight[block]
+        places = torch.arange(len(text) + len(block))
+        for i in range(self.config["num_hidden_layers"]):
+            prefix = f"layers.{i}"
+            q, k, v, o = (self.tensors[f"{prefix}.self_attn.{name}_proj.weight"].T for name in "qkvo")
+            x = self.norm(hidden, f"{prefix}.input_layernorm.weight")
+            queries = self.norm(self.split(x @ q), f"{prefix}.self_attn.q_norm.weight")
+            seen = torch.cat([context, x])
+            keys = self.turned(self.norm(self.split(seen @ k), f"{prefix}.self_attn.k_norm.weight"), places)
+            queries, values = self.turned(queries, places[len(text) :]), self.split(seen @ v)
+            hidden = hidden + torch.stack([self.read(query, keys, values) for query in queries]) @ o
+            hidden = self.feed_forward(hidden, prefix)
+        out = self.norm(hidden, "norm.weight") @ self.model.get_output_embeddings().weight.T
+        return list(out[1:])  # a slot speaks of its own place, and the root's is known
 
 
 def silu(x: Tensor) -> Tensor:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
-import resource
-import zipfile
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heads.formats import FormatError, export_heads, read_heads
+from heads.formats import FormatError, read_heads
 from heads.formats.checkpoint import HEADER_BYTES, read_header
 from heads.formats.folder import open_checkpoint
-from heads.formats.pickled import read_pickled
-from tests.heads.formats.cases import MEDUSA, USUAL
+from tests.heads.formats.edit import WEIGHTS, little_memory, refused
 from tests.heads.small import logits_of, small_heads, small_target
-
-WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A whole flat EAGLE-3 folder."""
-    export_heads(small_heads(target=small_target(layers=8), **USUAL, draft_vocab=20), "eagle3", tmp_path / "out")
-    return tmp_path / "out"
-
-
-@contextmanager
-def little_memory(megabytes: int = 48) -> Iterator[None]:
-    """The process's peak grows by less than so much."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes << 10
-
-
-def refused(path: Path, message: str) -> None:
-    with little_memory(), pytest.raises(FormatError, match=message) as caught:
-        read_heads(path, small_target(layers=8))
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 4000
 
 
 def crafted(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
@@ -238,120 +208,6 @@ def test_places_without_a_checkpoint_say_so(tmp_path: Path) -> None:
     refused(tmp_path / "weights.gguf", "is none of .safetensors")
     small_heads(target=small_target(), kind="medusa").save_pretrained(tmp_path)
     refused(tmp_path, "holds heads of this project: there is nothing to import")
-
-
-# pickles
-
-
-def pickled(path: Path, value: Any) -> Path:
-    torch.save(value, path)
-    return path
-
-
-def test_a_pickle_is_read_only_when_it_is_named(tmp_path: Path) -> None:
-    made = small_heads(target=small_target(layers=8), **MEDUSA)
-    export_heads(made, "medusa", tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "medusa_lm_head.safetensors")
-    (tmp_path / "out" / "medusa_lm_head.safetensors").unlink()
-    pickled(tmp_path / "out" / "medusa_lm_head.pt", tensors)
-    refused(tmp_path / "out", r"only as a pickle \(medusa_lm_head\.pt\): name that file itself")
-    back = read_heads(tmp_path / "out" / "medusa_lm_head.pt", small_target(layers=8)).heads
-    assert torch.equal(logits_of(back), logits_of(made))
-
-
-def test_an_eagle_pickle_with_its_config_beside_it(folder: Path) -> None:
-    made = read_heads(folder, small_target(layers=8)).heads
-    plain: Any = OrderedDict()
-    for name, value in load_file(folder / WEIGHTS).items():
-        plain[name] = torch.nn.Parameter(value) if value.is_floating_point() else value
-    plain._metadata = {"": {"version": 1}}  # as a module's own state_dict has
-    pickled(folder / "pytorch_model.bin", plain)
-    (folder / WEIGHTS).unlink()
-    back = read_heads(folder / "pytorch_model.bin", small_target(layers=8)).heads
-    assert torch.equal(logits_of(back), logits_of(made))
-
-
-class Evil:
-    """What runs when it is unpickled."""
-
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.made = function, args
-
-    def __reduce__(self) -> Any:
-        return self.made
-
-
-@pytest.mark.parametrize("how", ["archive", "plain", "protocol 4", "inside a table"])
-def test_code_in_a_pickle_is_not_run(how: str, tmp_path: Path) -> None:
-    marker, path = tmp_path / "was-run", tmp_path / "heads.pt"
-    evil: Any = Evil(os.system, f"touch {marker}")
-    if how == "plain":
-        path.write_bytes(pickle.dumps(evil))
-    elif how == "protocol 4":
-        torch.save({"0.0.linear.weight": evil}, path, pickle_protocol=4)
-    else:
-        pickled(path, {"0.0.linear.weight": torch.ones(2), "x": evil} if how == "inside a table" else evil)
-    refused(path, "nothing of it was run|is no archive that torch.save")
-    assert not marker.exists()
-    pickle.loads(pickle.dumps(evil))
-    assert marker.exists(), "it would have run"
-
-
-def rewritten(path: Path, change: Any, compression: int = zipfile.ZIP_STORED) -> Path:
-    """The archive with another data.pkl."""
-    with zipfile.ZipFile(path) as archive:
-        members = {item.filename: archive.read(item) for item in archive.infolist()}
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, change(content) if name.endswith("data.pkl") else content)
-    return path
-
-
-def test_pickles_that_ask_for_memory_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "heads.pt"
-    refused(pickled(path, {"x": Evil(bytearray, 1 << 40)}), "asks for .*bytearray")
-    refused(pickled(path, {"x": torch.zeros(1).expand(1 << 20, 1 << 20)}), "is empty, or more than was stored")
-    refused(pickled(path, {"x": torch.zeros(0, 1 << 40)}), "is empty, or more than was stored")
-    pickled(path, {"x": torch.zeros(1 << 22, dtype=torch.uint8)})
-    refused(rewritten(path, bytes, zipfile.ZIP_DEFLATED), "has compressed members")
-    # the storage claims more elements than its member holds: 1000 bytes there, 2^30 in the pickle
-    pickled(path, {"x": torch.zeros(1000, dtype=torch.uint8)})
-    claim = (1 << 30).to_bytes(4, "little")
-    refused(rewritten(path, lambda content: content.replace(b"M\xe8\x03", b"J" + claim)), "cannot be read as tensors")
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([torch.ones(2)], "must hold a table of tensors, not a list"),
-        ({}, "must hold a table of tensors"),
-        ({"state_dict": {"0.0.linear.weight": torch.ones(2)}}, "not a dict under 'state_dict'"),
-        ({3: torch.ones(2)}, "must hold tensors by name"),
-        ({"x": torch.ones(2, dtype=torch.complex64)}, "asks for torch ComplexFloatStorage"),
-        ({"x": torch.ones(2, 2).to_sparse()}, "asks for .*_rebuild_sparse_tensor"),
-        ({"x": torch.nn.Linear(2, 2)}, r"more than tensors \(instruction NEWOBJ\)"),
-    ],
-)
-def test_a_pickle_of_something_else_is_refused(value: Any, message: str, tmp_path: Path) -> None:
-    refused(pickled(tmp_path / "heads.bin", value), message)
-
-
-def test_broken_archives_are_refused(tmp_path: Path) -> None:
-    path = pickled(tmp_path / "heads.pt", {"x": torch.ones(50)})
-    whole, rng = path.read_bytes(), random.Random(1)
-    for keep in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:keep])
-        refused(path, "is no archive|cannot be read")
-    with little_memory():
-        for _ in range(300):
-            broken = bytearray(whole)
-            for _ in range(3):
-                broken[rng.randrange(len(broken))] = rng.randrange(256)
-            path.write_bytes(broken)
-            try:
-                read_pickled(path)
-            except FormatError as problem:
-                assert len(str(problem)) < 1000
 
 
 def test_whole_files_pass_all_this(folder: Path) -> None:

@@ -14,13 +14,16 @@ from tests.heads.formats.cases import CASES, USUAL
 from tests.heads.formats.engine import stored
 from tests.heads.small import batch_of, logits_of, random_ids, small_heads, small_target, soft_ce
 
+DECODED = ["eagle3 3.1", "eagle3 sglang", "speculators", "medusa own", "medusa vllm reduced", "dflash", "dflash shape"]
+TRAINED = ["eagle3 reduced", "eagle3 3.1", "speculators 3.1", "medusa", "medusa vllm own", "dflash"]
+
 
 def come_back(name: str, tmp_path: Path) -> tuple[DraftHeads, DraftHeads]:
     """A case's heads, and the same after export and import into a heads folder."""
     case = CASES[name]
     made = case.make()
     export_heads(made, case.to, tmp_path / "out", engine=case.engine)
-    lookahead = None if case.to == "medusa" else made.config.lookahead
+    lookahead = None if case.to in ("medusa", "dflash") else made.config.lookahead
     done = import_heads(tmp_path / "out", case.target(), tmp_path / "heads", engine=case.engine, lookahead=lookahead)
     assert done.format == case.to
     return made, DraftHeads.from_pretrained(tmp_path / "heads", case.target())
@@ -58,7 +61,7 @@ def test_a_narrower_export_holds_the_rounded_values(dtype: torch.dtype, tmp_path
             assert torch.equal(back.state_dict()[key], wanted), key
 
 
-@pytest.mark.parametrize("name", ["eagle3 3.1", "eagle3 sglang", "speculators", "medusa own", "medusa vllm reduced"])
+@pytest.mark.parametrize("name", DECODED)
 def test_imported_heads_decode_the_targets_own_text(name: str, tmp_path: Path) -> None:
     _, back = come_back(name, tmp_path)
     model, prompt = back.target.model, random_ids(6)
@@ -68,7 +71,7 @@ def test_imported_heads_decode_the_targets_own_text(name: str, tmp_path: Path) -
     assert out.stats.proposed > 0
 
 
-@pytest.mark.parametrize("name", ["eagle3 reduced", "eagle3 3.1", "speculators 3.1", "medusa", "medusa vllm own"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_imported_heads_train_on(name: str, tmp_path: Path) -> None:
     _, back = come_back(name, tmp_path)
     batch = batch_of(back.target, back.config.taps, random_ids(12, rows=2))

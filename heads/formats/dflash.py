@@ -1,0 +1,145 @@
+"""DFlash's form: a few layers with normed queries and keys, target embedding and output matrix shared.
+
+Block heads have it where their slots draft the token of their own place (``shifted: false``) and where nothing else
+stands on the logits. An id l in ``target_layer_ids`` is transformers' hidden state l + 1, the output of layer l; the
+last one is never read, because transformers keeps it only after the final norm.
+"""
+
+from __future__ import annotations
+
+from heads.base import DraftHeads
+from heads.formats.checkpoint import Checkpoint
+from heads.formats.compare import EMBEDDING, check_embedding
+from heads.formats.eagle_layer import check_taps, layer_config, shape, theta
+from heads.formats.format import Choice, Files, Format, FormatError, Plan, Request, engine_of, only_kind, stored
+from heads.formats.settings import Settings
+from heads.target import Target
+
+NAME = "dflash"
+IDS = "target_layer_ids"
+PARTS = {
+    **{name: f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")},
+    **{name: f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
+    **{name: f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")},
+}
+# option of block heads → the value that it has in this form, and why it can have no other
+FIXED = {
+    "shifted": (False, "DFlash's slots draft the token of their own place"),
+    "markov_rank": (0, "a bias by the token before has no place in it"),
+    "own_output": (False, "it shares the target's output matrix"),
+    "confidence": (False, "a confidence has no place in it"),
+}
+REFUSED = {
+    "attention_bias": "attention has no biases here",
+    "is_causal": "slots see each other here",
+    "causal": "slots see each other here",
+    "use_swa": "layers see the whole context here",
+}
+
+
+def _names(layers: int) -> dict[str, str]:
+    return {
+        **{f"{name}.weight": f"{name}.weight" for name in ("fc", "hidden_norm", "norm")},
+        **{
+            f"layers.{i}.{ours}.weight": f"layers.{i}.{theirs}" for i in range(layers) for ours, theirs in PARTS.items()
+        },
+    }
+
+
+def write(heads: DraftHeads, request: Request) -> Files:
+    """The folder.
+
+    Raises:
+        FormatError: other heads than block heads, or such as do what this form cannot hold.
+    """
+    only_kind(heads, "block", NAME, "its layers draft a block of masks in one pass, which these do not")
+    engine_of(request, ["vllm"], NAME)
+    check_taps(heads)
+    own, options = heads.config, heads.config.options
+    for key, (value, reason) in FIXED.items():
+        if options[key] != value:
+            raise FormatError(f"block heads with {key} {options[key]} have no dflash form: {reason}")
+    if own.draft_vocab_size is not None:
+        raise FormatError(f"a draft vocabulary of {own.draft_vocab_size} has no place in the dflash form")
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        **layer_config(heads),
+        "model_type": "qwen3",
+        "num_hidden_layers": options["layers"],
+        "attention_bias": False,
+        "torch_dtype": str(request.dtype).removeprefix("torch."),
+        "block_size": own.lookahead + 1,
+        "num_target_layers": heads.target.num_layers,
+        "dflash_config": {"mask_token_id": options["mask_token_id"], IDS: [tap - 1 for tap in own.taps]},
+    }
+    state = heads.state_dict()
+    held = {theirs: stored(state[ours], request.dtype) for ours, theirs in _names(options["layers"]).items()}
+    return Files(config, "model.safetensors", held, ("vllm",))
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    """A norm behind ``fc``, and layers with normed queries."""
+    return {"hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= checkpoint.entries.keys()
+
+
+def read(checkpoint: Checkpoint, target: Target, choice: Choice) -> Plan:
+    """The plan of a DFlash checkpoint; a look-ahead may be shorter than its block, not longer.
+
+    Raises:
+        FormatError: it is for a target of another size, or does what block heads do not.
+    """
+    settings = Settings.of(checkpoint.config, checkpoint.path)
+    inner = settings.part("dflash_config")
+    _refuse(settings, inner, target)
+    slots = inner.whole("block_size") if "block_size" in inner else settings.whole("block_size")
+    lookahead = choice.lookahead or slots - 1
+    if not 0 < lookahead < slots:
+        raise FormatError(f"{settings.where}: a block_size of {slots} drafts 1 to {slots - 1} tokens, not {lookahead}")
+    check_embedding(checkpoint, target)
+    held = checkpoint.entries
+    layers = next(i for i in range(len(held) + 1) if f"layers.{i}.self_attn.q_proj.weight" not in held)
+    return Plan(
+        kind="block",
+        lookahead=lookahead,
+        taps=tuple(i + 1 for i in _ids(inner, target)),
+        options=shape(checkpoint, settings, "layers.0", checkpoint.shape("fc.weight", 2)[0])
+        | {key: value for key, (value, _) in FIXED.items()}
+        | {
+            "layers": layers,
+            "mask_token_id": inner.count("mask_token_id"),
+            "rope_theta": theta(settings, None),  # readers of this form differ in what silence means
+            "rms_norm_eps": settings.number("rms_norm_eps", 1e-6),
+        },
+        names=_names(layers),
+        also=frozenset({EMBEDDING} & held.keys()),
+    )
+
+
+def _refuse(settings: Settings, inner: Settings, target: Target) -> None:
+    for key, reason in REFUSED.items():
+        for place in (settings, inner):
+            if place.flag(key, False):
+                raise FormatError(f"{place.where}: {key} is true, and these heads cannot be imported: {reason}")
+    kinds = settings.values.get("layer_types") or ["full_attention"]
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise FormatError(f"{settings.where}: layer_types must all be full_attention: {REFUSED['use_swa']}")
+    deep = settings.whole("num_target_layers", target.num_layers)
+    if deep != target.num_layers:
+        raise FormatError(
+            f"{settings.where}: num_target_layers is {deep}, and {target.name} has {target.num_layers} layers"
+        )
+
+
+def _ids(inner: Settings, target: Target) -> tuple[int, ...]:
+    ids = inner.integers(IDS)
+    if not ids:
+        raise FormatError(f"{inner.where} lacks {IDS}, the layers whose outputs these heads read")
+    if not all(0 <= i < target.num_layers - 1 for i in ids):
+        raise FormatError(
+            f"{inner.where}: {IDS} {list(ids)} must be 0 to {target.num_layers - 2}: the last layer's output is kept "
+            "only after the final norm"
+        )
+    return ids
+
+
+FORMAT = Format("DFlash's block heads for vLLM", write, recognises, read)
