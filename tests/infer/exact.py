@@ -7,18 +7,15 @@ Drafts are grown by the real code (``heads.grow``) from a table; only its random
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from heads.draft import Draft
-from heads.drawn import without
 from heads.grow import Budget, Sampler, grow
 from infer.verify import Chooser, Rule, block, token, traversal
 from tests.infer.fakes import Branching, OneNumber, enumerate_law, table
@@ -262,103 +259,3 @@ def completed(out: Round, p_after: Callable[[Text], Tensor], text: Text, length:
 def distance(ours: dict[Text, float], theirs: dict[Text, float]) -> float:
     """Total variation."""
     return sum(abs(ours.get(text, 0.0) - theirs.get(text, 0.0)) for text in {*ours, *theirs}) / 2
-
-
-# many rounds by counting
-
-
-class Splitting(Branching):
-    """Follows many rounds at once: how many of them go which way is drawn, anew for every decision."""
-
-    def __init__(self, script: Sequence[int], draws: int, ways: dict[Text, list[int]], random: Any) -> None:
-        super().__init__(script)
-        self.count, self._ways, self._random = draws, ways, random
-
-    def _choose(self, weights: list[tuple[int, float]]) -> int:
-        key = tuple(self.taken)
-        if key not in self._ways:
-            shares = [weight for _, weight in weights]
-            self._ways[key] = self._random.multinomial(self.count, [share / sum(shares) for share in shares]).tolist()
-        taken = [(answer, count) for (answer, _), count in zip(weights, self._ways[key], strict=True) if count]
-        choice = self.script[len(key)] if len(key) < len(self.script) else 0
-        self.taken.append(choice)
-        self.options.append(len(taken))
-        answer, self.count = taken[choice]
-        return answer
-
-
-def draw_rounds(
-    rule: Rule, make: Make, p_after: Callable[[Text], Tensor], text: Text, draws: int, seed: int = 0
-) -> tuple[Counter[Text], int]:
-    """What ``draws`` independent rounds emit, and how many of them reject."""
-    emitted: Counter[Text] = Counter()
-    rejected = 0
-    ways: dict[Text, list[int]] = {}
-    random = np.random.default_rng(seed)
-
-    def run(chooser: Branching) -> None:
-        nonlocal rejected
-        assert isinstance(chooser, Splitting)
-        draft = make(chooser, text)
-        path, own = rule(draft, TableAt(p_after, text, draft), chooser)
-        emitted[*(draft.tokens[node] for node in path), own] += chooser.count
-        rejected += chooser.count * bool(draft.children(path[-1] if path else -1))
-
-    enumerate_law(run, lambda script: Splitting(script, draws, ways, random))
-    return emitted, rejected
-
-
-# drafts of more than one kind
-
-
-def chosen_first(world: World) -> Make:
-    """A chosen child, then a drawn one; below each of them a child of the other kind."""
-
-    def make(chooser: Chooser, text: Text) -> Draft:
-        q = world.draft_logits(text).softmax(-1).float()
-        best = int(q.argmax())
-        x = chooser.sample(q)
-        below = world.draft_logits((*text, best)).softmax(-1).float()
-        return Draft((best, x, chooser.sample(below), (x + 1) % world.vocab), (-1, -1, 0, 1), (None, q, below, None))
-
-    return make
-
-
-def chosen_last(world: World) -> Make:
-    """Two children drawn without replacement, a third one chosen by what they are, a drawn child below the first."""
-
-    def make(chooser: Chooser, text: Text) -> Draft:
-        first = world.draft_logits(text).softmax(-1).float()
-        x = chooser.sample(first)
-        second = without(first, x)
-        assert second is not None
-        y = chooser.sample(second)
-        below = world.draft_logits((*text, x)).softmax(-1).float()
-        tokens = (x, y, (x + y) % world.vocab, chooser.sample(below))
-        return Draft(tokens, (-1, -1, -1, 0), (first, second, None, below))
-
-    return make
-
-
-def mixed_chain(world: World) -> Make:
-    """Drawn, chosen, drawn."""
-
-    def make(chooser: Chooser, text: Text) -> Draft:
-        q = world.draft_logits(text).softmax(-1).float()
-        x = chooser.sample(q)
-        y = int(world.draft_logits((*text, x)).argmax())
-        below = world.draft_logits((*text, x, y)).softmax(-1).float()
-        return Draft.chain([x, y, chooser.sample(below)], [q, None, below])
-
-    return make
-
-
-def told(make: Make, what: Callable[[Draft, int, Tensor], Tensor]) -> Make:
-    """Drafts that are drawn honestly and told wrongly: ``what(draft, node, q)`` instead of q."""
-
-    def lie(chooser: Chooser, text: Text) -> Draft:
-        draft = make(chooser, text)
-        qs = tuple(None if q is None else what(draft, node, q) for node, q in enumerate(draft.q))
-        return Draft(draft.tokens, draft.parents, qs, draft.ids)
-
-    return lie

@@ -17,7 +17,6 @@ from heads.grow import Budget
 from infer import verify
 from infer.decode import Decoding
 from infer.drafters import Drafter
-from infer.rule import residual
 from infer.stopping import Stop
 from tests.infer.fakes import (
     Branching,
@@ -288,35 +287,3 @@ def test_mutant_reused_random_numbers_fails() -> None:
         path, last = verify.token(draft, Fixed(p_), chooser)
         counts[draft.tokens[0] if path else last] += 1
     assert sum(abs(count / 2000 - p) for count, p in zip(counts, P, strict=True)) / 2 > 0.05
-
-
-def test_equal_distributions_never_divide_by_zero() -> None:
-    """p all but certain and rejected by rounding leaves no residual; p stands in, nothing is NaN."""
-    p = torch.tensor([1.0, 0.0, 0.0])
-    assert residual(p, p)[0].tolist() == p.tolist()
-
-
-def test_a_token_its_q_excludes_is_refused() -> None:
-    draft = Draft.chain([0], [torch.tensor([0.0, 1.0])])
-    with pytest.raises(ValueError, match="the very tensor that was sampled from"):
-        verify.token(draft, Fixed(torch.tensor([0.5, 0.5])), verify.RandomChooser())
-
-
-def test_only_a_matching_prefix_counts() -> None:
-    """Matches 1, 0, 1, 0 along a chain of four are one accepted token."""
-
-    class Says:
-        def best(self, node: int) -> int:
-            return [5, 6, 7, 8, 9][node + 1]
-
-        def p(self, node: int) -> Tensor:
-            raise AssertionError("greedy asks for no distribution")
-
-        peek = p
-        foresight = True
-
-        def settle(self, path: Sequence[int]) -> None:
-            raise AssertionError("greedy does not look ahead")
-
-    verdict = verify.greedy(Draft.chain([5, 0, 7, 0]), Says(), verify.RandomChooser())
-    assert verdict == ([0], 6)

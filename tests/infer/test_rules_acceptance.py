@@ -6,7 +6,8 @@ import pytest
 
 from heads.grow import Budget
 from infer.verify import RULES
-from tests.infer.exact import World, chosen_first, chosen_last, drafts_of, grown, mixed_chain, round_of, worlds
+from tests.infer.exact import World, drafts_of, grown, round_of, worlds
+from tests.infer.mixed import chosen_first, chosen_last, mixed_chain
 
 EQUAL = 1e-12
 

@@ -82,6 +82,32 @@ def test_every_rule_takes_the_empty_draft(rule: str) -> None:
     assert path == [] and 0 <= token < 8
 
 
+def test_a_token_its_q_excludes_is_refused() -> None:
+    draft = Draft.chain([0], [torch.tensor([0.0, 1.0])])
+    with pytest.raises(ValueError, match="the very tensor that was sampled from"):
+        verify.token(draft, Flat(), RandomChooser())
+
+
+def test_only_a_matching_prefix_counts() -> None:
+    """Matches 1, 0, 1, 0 along a chain of four are one accepted token."""
+
+    class Says:
+        def best(self, node: int) -> int:
+            return [5, 6, 7, 8, 9][node + 1]
+
+        def p(self, node: int) -> Tensor:
+            raise AssertionError("greedy asks for no distribution")
+
+        peek = p
+        foresight = True
+
+        def settle(self, path: Sequence[int]) -> None:
+            raise AssertionError("greedy does not look ahead")
+
+    verdict = verify.greedy(Draft.chain([5, 0, 7, 0]), Says(), RandomChooser())
+    assert verdict == ([0], 6)
+
+
 # looking ahead
 
 

@@ -18,7 +18,9 @@ from infer import verify
 from infer.law import Observed, compare
 from infer.rule import residual
 from infer.verify import RULES, Rule
-from tests.infer.exact import Make, Text, World, chosen_last, draw_rounds, grown, told
+from tests.infer.counted import draw_rounds
+from tests.infer.exact import Make, Text, World, grown
+from tests.infer.mixed import chosen_last, told
 from tests.infer.test_rules_law import redraws
 
 DRAWS = 400_000

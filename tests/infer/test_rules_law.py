@@ -19,18 +19,15 @@ from tests.infer.exact import (
     Make,
     World,
     check_law,
-    chosen_first,
-    chosen_last,
     completed,
     distance,
     drafts_of,
     grown,
-    mixed_chain,
     reusing,
     round_of,
     target_law,
-    told,
 )
+from tests.infer.mixed import chosen_first, chosen_last, mixed_chain, told
 
 STATIC: dict[str, list[tuple[int, ...]]] = {
     "pair": [(0,), (1,)],
