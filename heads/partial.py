@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from heads import compat
+from heads import compat, masks
 
 if TYPE_CHECKING:
     from heads.target import Target
@@ -147,7 +147,7 @@ class Partial:
         if cache is not None:
             kwargs[self._cache_argument] = cache
         if mask is not None:
-            kwargs["attention_mask"] = self.target._attention_mask(mask, positions, None)
+            kwargs["attention_mask"] = masks.attention_mask(self.target, mask, positions, None)
         self._states = states
         try:
             return self._decoder(**kwargs).last_hidden_state

@@ -16,16 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from heads import compat, embedded
+from heads import compat, embedded, masks
 from heads.identity import TargetIdentity, TargetMismatch, config_fields, hash_all, sample_hash
 
 if TYPE_CHECKING:
     from heads.partial import Partial
-
-STABLE_ATTENTION = "headstart_stable"  # the attention that ``infer.stable`` registers with transformers
-
-# attention implementations that take bool masks
-BOOL_MASKS = ("sdpa", STABLE_ATTENTION)
 
 # configuration field → how it turns the output matrix's product into logits
 LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -202,10 +197,11 @@ class Target:
             q, kv = mask.shape[-2:]  # some models would count positions off a 2-D mask
             positions = torch.arange(kv - q, kv, device=ids.device).expand(ids.shape[0], -1)
         if mask is not None and mask.dim() == 4 and self.by_place:
-            self._check_chain(mask, positions)
+            masks.check_chain(self, mask, positions)
             mask = None  # the model's own is right for one text in order
         if mask is not None:
-            kwargs["attention_mask"] = self._attention_mask(mask, positions, starts) if mask.dim() == 4 else mask
+            tree = mask.dim() == 4
+            kwargs["attention_mask"] = masks.attention_mask(self, mask, positions, starts) if tree else mask
         if positions is not None and compat.takes(self._plain, "position_ids"):
             kwargs["position_ids"] = positions
         wanted = [*taps, self.num_layers] if hidden else list(taps)
@@ -244,53 +240,6 @@ class Target:
         Siblings of a tree, and texts of different lengths, have the same positions at different places.
         """
         return compat.by_place(self.config) or (None if compat.takes(self._plain, "position_ids") else "positions")
-
-    def _check_chain(self, mask: Tensor, positions: Tensor | None) -> None:
-        """Refuse a tree, and several texts of different lengths."""
-        q, kv = mask.shape[-2:]
-        plain = torch.ones(q, kv, dtype=torch.bool, device=mask.device).tril(kv - q)
-        in_order = positions is None or bool((positions.diff() == 1).all())
-        if not in_order or not bool((mask == plain).all()):
-            raise ValueError(
-                f"{type(self.model).__name__} reads neither trees nor texts of different lengths in one pass, because "
-                f"its {self.by_place} go by places in the cache: draft chains, and decode prompts one by one"
-            )
-
-    def _attention_mask(self, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Any:
-        """The mask in the form the model's attention takes, by layer type where the types differ."""
-        kinds = set(self.layer_types)
-        unknown = kinds - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise ValueError(
-                f"layers of type {', '.join(sorted(unknown))} take no tree mask: this target is not supported"
-            )
-        masks = {}
-        if "full_attention" in kinds:
-            masks["full_attention"] = self._as_attention(mask)
-        if "sliding_attention" in kinds:
-            masks["sliding_attention"] = self._as_attention(mask & self._window(mask, positions, starts))
-        return masks if len(kinds) > 1 else masks[kinds.pop()]
-
-    def _window(self, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Tensor:
-        """Bool (B, 1, q, kv): keys within the sliding window, by position (rows of a tree share positions)."""
-        texts, _, q, kv = mask.shape
-        keys = torch.arange(kv, device=mask.device).repeat(texts, 1)
-        own = keys[:, kv - q :] if positions is None else positions.expand(texts, -1)
-        for text in range(texts):
-            start = kv - q if starts is None else starts[text]
-            keys[text, start : start + q] = own[text]
-        return (own[:, :, None] - keys[:, None, :] < (self.sliding_window or kv))[:, None]
-
-    def _as_attention(self, mask: Tensor) -> Tensor:
-        if self.config._attn_implementation in BOOL_MASKS:
-            return mask
-        if self.config._attn_implementation != "eager":
-            raise ValueError(
-                f"attention {self.config._attn_implementation!r} takes no tree mask: load the target with "
-                "attn_implementation='sdpa' or 'eager'"
-            )
-        additive = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
-        return additive.masked_fill(~mask, torch.finfo(self.dtype).min)
 
     @torch.no_grad()
     def self_check(self) -> None:

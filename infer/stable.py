@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from heads.target import STABLE_ATTENTION, Target
+from heads.masks import STABLE_ATTENTION
+from heads.target import Target
 
 ROWS = 8  # of a pass, where the caller names no number
 

@@ -13,7 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import infer
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
-from heads.target import STABLE_ATTENTION, Target
+from heads.masks import STABLE_ATTENTION
+from heads.target import Target
 from infer import stable
 from infer.stable import attention, fixed_rows, stable_passes
 from tests.infer.fakes import Oracle, RandomTree
