@@ -36,6 +36,7 @@ from infer.passes import Passes
 from infer.prefix import PrefixCache
 from infer.processors import Prepared
 from infer.stream import make_sink
+from infer.verify import RULES, named
 
 # what generate passes on beside ids, processors, criteria and config: read here, or without meaning here
 PASSED_ON = frozenset(
@@ -80,6 +81,8 @@ def custom_generate(
         else [StopStringCriteria(tokenizer, stop_strings if isinstance(stop_strings, str) else list(stop_strings))]
     )
     manner = Manner(budget, rule, control, prefix_cache, Passes(stable, compile))
+    if rule not in ("auto", *RULES):
+        named(rule, do_sample=True)  # says so
     of_all = seed, stream
 
     def decode(

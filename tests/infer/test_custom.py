@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "allowed": {"prefix_allowed_tokens_fn": lambda row, ids: [(int(ids[-1]) * 3 + k + row) % 300 for k in (1, 5, 9)]},
     "bias": {"sequence_bias": {(11,): -100.0, (7, 3): 9.0}, "bad_words_ids": [[20], [44, 12]]},
     "top 1": {"do_sample": True, "top_k": 1, "temperature": 0.7},
+    "static cache": {"cache_implementation": "static"},
     "length": {"max_length": 12, "max_new_tokens": None},
 }
 
@@ -73,7 +74,7 @@ def test_a_dictionary_with_scores_and_logits(model: Any) -> None:
     }
     theirs: Any = model.generate(BATCH, **asked)
     ours: Any = model.generate(BATCH, custom_generate=infer.custom_generate("none"), **asked)
-    assert type(ours) is type(theirs) is GenerateDecoderOnlyOutput
+    assert all(type(out) is GenerateDecoderOnlyOutput for out in (ours, theirs))
     assert torch.equal(ours.sequences, theirs.sequences)
     for mine, wanted in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
         assert len(mine) == len(wanted) == NEW
@@ -143,7 +144,6 @@ def test_prefixes_are_recalled_across_calls(model: Any) -> None:
     ("wrong", "named"),
     [
         ({"num_beams": 2}, "num_beams"),
-        ({"cache_implementation": "static"}, "cache_implementation"),
         ({"cache": DynamicCache()}, "cache is not supported"),
         ({"position_ids": torch.arange(6)[None] + 3}, "position_ids"),
         ({"token_type_ids": PROMPT}, "token_type_ids"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import infer
 from heads.grow import Budget
 from heads.target import Target
 from infer.decode import Decoding
@@ -18,7 +19,7 @@ from infer.rounds import Rounds
 from infer.stopping import Stop
 from tests.infer.fakes import RandomTree
 from tests.infer.test_greedy import random_heads
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_seq2seq
 
 BOUND = 1e-10
 SYSTEM = [7, 3, 44, 12, 9, 30, 21, 5, 60, 11, 2, 17]
@@ -174,6 +175,25 @@ def test_planted_bugs_exceed_the_bound_a_thousandfold(bug: str, monkeypatch: pyt
     monkeypatch.setattr(PrefixCache, "lookup", lookup)
     (ours,) = decode(target, [other], cache)
     assert apart(ours, plain) > 1000 * BOUND
+
+
+@pytest.mark.parametrize(
+    "passes", [{"cache_implementation": "static"}, {"stable": True}, {"stable": 8, "cache_implementation": "static"}]
+)
+def test_prefixes_in_caches_and_passes_of_fixed_shape(passes: dict[str, Any]) -> None:
+    model, cache = tiny_model("llama"), PrefixCache()
+    heads = random_heads(model, "eagle")
+    asked: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False} | passes
+    ids = torch.tensor([[*SYSTEM, 1, 2], [*SYSTEM, 3, 4]])
+    infer.generate(model, ids[:1], heads, prefix_cache=cache, **asked)
+    ours = infer.generate(model, ids, heads, prefix_cache=cache, **asked)
+    assert [stats.reused for stats in ours.row_stats] == [len(SYSTEM) + 1, len(SYSTEM)]
+    assert torch.equal(ours.sequences, infer.generate(model, ids, heads, **asked).sequences)
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    with pytest.raises(ValueError, match="prefix_cache is not supported"):
+        infer.generate(tiny_seq2seq("t5"), torch.tensor([SYSTEM]), prefix_cache=PrefixCache(), max_new_tokens=3)
 
 
 def test_the_first_token_is_timed_with_and_without() -> None:
