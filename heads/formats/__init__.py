@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from heads.formats import dflash, eagle1, eagle3, medusa, speculators
+from heads.formats import dflash, dspark, eagle1, eagle3, medusa, speculators
 from heads.formats.assemble import assemble
 from heads.formats.folder import new_folder, open_checkpoint, write_folder
 from heads.formats.format import ENGINES, FLOATS, Choice, Format, FormatError, Request, listed
@@ -20,6 +20,7 @@ from heads.target import Target
 FORMATS: dict[str, Format] = {
     speculators.NAME: speculators.FORMAT,
     medusa.NAME: medusa.FORMAT,
+    dspark.NAME: dspark.FORMAT,
     dflash.NAME: dflash.FORMAT,
     eagle3.NAME: eagle3.FORMAT,
     eagle1.NAME: eagle1.FORMAT,
@@ -109,7 +110,7 @@ def read_heads(
     if engine is not None and engine not in ENGINES:
         raise FormatError(f"unknown engine {engine!r} (known: {', '.join(ENGINES)})")
     checkpoint = open_checkpoint(path)
-    found = [name for name, format in FORMATS.items() if format.recognises(checkpoint)]
+    found = [name for name, form in FORMATS.items() if form.recognises(checkpoint)]
     if not found:
         raise FormatError(
             f"{checkpoint.path} is of none of the formats {', '.join(FORMATS)} (it holds {listed(checkpoint.entries)})"

@@ -7,6 +7,8 @@ last one is never read, because transformers keeps it only after the final norm.
 
 from __future__ import annotations
 
+from typing import Any
+
 from heads.base import DraftHeads
 from heads.formats.checkpoint import Checkpoint
 from heads.formats.compare import EMBEDDING, check_embedding
@@ -23,7 +25,7 @@ PARTS = {
     **{name: f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")},
 }
 # option of block heads → the value that it has in this form, and why it can have no other
-FIXED = {
+FIXED: dict[str, tuple[Any, str]] = {
     "shifted": (False, "DFlash's slots draft the token of their own place"),
     "markov_rank": (0, "a bias by the token before has no place in it"),
     "own_output": (False, "it shares the target's output matrix"),
@@ -37,7 +39,8 @@ REFUSED = {
 }
 
 
-def _names(layers: int) -> dict[str, str]:
+def names(layers: int) -> dict[str, str]:
+    """Our tensor → theirs."""
     return {
         **{f"{name}.weight": f"{name}.weight" for name in ("fc", "hidden_norm", "norm")},
         **{
@@ -56,25 +59,39 @@ def write(heads: DraftHeads, request: Request) -> Files:
     engine_of(request, ["vllm"], NAME)
     check_taps(heads)
     own, options = heads.config, heads.config.options
-    for key, (value, reason) in FIXED.items():
-        if options[key] != value:
-            raise FormatError(f"block heads with {key} {options[key]} have no dflash form: {reason}")
+    check_fixed(heads, FIXED, NAME)
     if own.draft_vocab_size is not None:
         raise FormatError(f"a draft vocabulary of {own.draft_vocab_size} has no place in the dflash form")
-    config = {
+    config = block_config(heads, request) | {
         "architectures": ["DFlashDraftModel"],
-        **layer_config(heads),
-        "model_type": "qwen3",
-        "num_hidden_layers": options["layers"],
-        "attention_bias": False,
-        "torch_dtype": str(request.dtype).removeprefix("torch."),
         "block_size": own.lookahead + 1,
-        "num_target_layers": heads.target.num_layers,
         "dflash_config": {"mask_token_id": options["mask_token_id"], IDS: [tap - 1 for tap in own.taps]},
     }
     state = heads.state_dict()
-    held = {theirs: stored(state[ours], request.dtype) for ours, theirs in _names(options["layers"]).items()}
+    held = {theirs: stored(state[ours], request.dtype) for ours, theirs in names(options["layers"]).items()}
     return Files(config, "model.safetensors", held, ("vllm",))
+
+
+def check_fixed(heads: DraftHeads, fixed: dict[str, tuple[Any, str]], name: str) -> None:
+    """Refuse options that a form cannot say.
+
+    Raises:
+        FormatError: the first of them, with the reason.
+    """
+    for key, (value, reason) in fixed.items():
+        if heads.config.options[key] != value:
+            raise FormatError(f"block heads with {key} {heads.config.options[key]} have no {name} form: {reason}")
+
+
+def block_config(heads: DraftHeads, request: Request) -> dict[str, Any]:
+    """The layers as a Qwen3 configuration, and the target's depth."""
+    return layer_config(heads) | {
+        "model_type": "qwen3",
+        "num_hidden_layers": heads.config.options["layers"],
+        "attention_bias": False,
+        "torch_dtype": str(request.dtype).removeprefix("torch."),
+        "num_target_layers": heads.target.num_layers,
+    }
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
@@ -90,32 +107,45 @@ def read(checkpoint: Checkpoint, target: Target, choice: Choice) -> Plan:
     """
     settings = Settings.of(checkpoint.config, checkpoint.path)
     inner = settings.part("dflash_config")
-    _refuse(settings, inner, target)
+    refuse(settings, inner, target)
     slots = inner.whole("block_size") if "block_size" in inner else settings.whole("block_size")
     lookahead = choice.lookahead or slots - 1
     if not 0 < lookahead < slots:
         raise FormatError(f"{settings.where}: a block_size of {slots} drafts 1 to {slots - 1} tokens, not {lookahead}")
     check_embedding(checkpoint, target)
-    held = checkpoint.entries
-    layers = next(i for i in range(len(held) + 1) if f"layers.{i}.self_attn.q_proj.weight" not in held)
     return Plan(
         kind="block",
         lookahead=lookahead,
-        taps=tuple(i + 1 for i in _ids(inner, target)),
-        options=shape(checkpoint, settings, "layers.0", checkpoint.shape("fc.weight", 2)[0])
+        taps=layer_taps(inner, target),
+        options=layer_options(checkpoint, settings)
         | {key: value for key, (value, _) in FIXED.items()}
-        | {
-            "layers": layers,
-            "mask_token_id": inner.count("mask_token_id"),
-            "rope_theta": theta(settings, None),  # readers of this form differ in what silence means
-            "rms_norm_eps": settings.number("rms_norm_eps", 1e-6),
-        },
-        names=_names(layers),
-        also=frozenset({EMBEDDING} & held.keys()),
+        | {"mask_token_id": inner.count("mask_token_id")},
+        names=names(layer_count(checkpoint)),
+        also=frozenset({EMBEDDING} & checkpoint.entries.keys()),
     )
 
 
-def _refuse(settings: Settings, inner: Settings, target: Target) -> None:
+def layer_count(checkpoint: Checkpoint) -> int:
+    """Layers, counted in the tensors."""
+    held = checkpoint.entries
+    return next(i for i in range(len(held) + 1) if f"layers.{i}.self_attn.q_proj.weight" not in held)
+
+
+def layer_options(checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
+    """Options that the layers' tensors and settings tell."""
+    return shape(checkpoint, settings, "layers.0", checkpoint.shape("fc.weight", 2)[0]) | {
+        "layers": layer_count(checkpoint),
+        "rope_theta": theta(settings, None),  # readers of this form differ in what silence means
+        "rms_norm_eps": settings.number("rms_norm_eps", 1e-6),
+    }
+
+
+def refuse(settings: Settings, inner: Settings, target: Target) -> None:
+    """What block heads do not do, and targets of another depth.
+
+    Raises:
+        FormatError: names the field.
+    """
     for key, reason in REFUSED.items():
         for place in (settings, inner):
             if place.flag(key, False):
@@ -130,7 +160,12 @@ def _refuse(settings: Settings, inner: Settings, target: Target) -> None:
         )
 
 
-def _ids(inner: Settings, target: Target) -> tuple[int, ...]:
+def layer_taps(inner: Settings, target: Target) -> tuple[int, ...]:
+    """Taps of the ids that the settings name.
+
+    Raises:
+        FormatError: there are none, or the target has no such layers.
+    """
     ids = inner.integers(IDS)
     if not ids:
         raise FormatError(f"{inner.where} lacks {IDS}, the layers whose outputs these heads read")
@@ -139,7 +174,7 @@ def _ids(inner: Settings, target: Target) -> tuple[int, ...]:
             f"{inner.where}: {IDS} {list(ids)} must be 0 to {target.num_layers - 2}: the last layer's output is kept "
             "only after the final norm"
         )
-    return ids
+    return tuple(i + 1 for i in ids)
 
 
 FORMAT = Format("DFlash's block heads for vLLM", write, recognises, read)

@@ -43,6 +43,7 @@ FULL: dict[str, Any] = {
 }
 MEDUSA: dict[str, Any] = {"kind": "medusa"}
 BLOCK: dict[str, Any] = {"kind": "block", "lookahead": 4, "shifted": False, "markov_rank": 0}
+DSPARK: dict[str, Any] = {"kind": "block", "lookahead": 4, "own_output": True, "confidence": True}
 
 CASES: dict[str, Case] = {
     "eagle3": Case(USUAL, "eagle3"),
@@ -57,6 +58,8 @@ CASES: dict[str, Case] = {
     "speculators 3.1": Case(OTHER | FULL, "speculators"),
     "dflash": Case(BLOCK | {"taps": (2, 4, 5), "mask_token_id": 9, "rope_theta": 777.0}, "dflash"),
     "dflash shape": Case(BLOCK | {"taps": (1, 7), "layers": 3, "num_key_value_heads": 1, "head_dim": 16}, "dflash"),
+    "dspark": Case({"kind": "block", "lookahead": 4, "markov_rank": 4, "taps": (1, 7)}, "dspark"),
+    "dspark full": Case(DSPARK | {"taps": (2, 4, 5), "markov_rank": 6, "draft_vocab": 20}, "dspark"),
     "medusa": Case(MEDUSA | {"layers": 2}, "medusa"),
     "medusa own": Case(MEDUSA | {"own_output": True}, "medusa"),
     "medusa vllm": Case(MEDUSA, "medusa", "vllm"),

@@ -59,6 +59,16 @@ class Reader:
         gate, up = (y @ self.tensors[f"{prefix}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         return hidden + (silu(gate) * up) @ self.tensors[f"{prefix}.mlp.down_proj.weight"].T
 
+    def over_target(self, logits: Tensor) -> Tensor:
+        """Draft logits at their target ids, by the offsets."""
+        assert logits.shape[0] == self.config["draft_vocab_size"]
+        full = logits.new_full((self.layer["vocab_size"],), float("-inf"))
+        offsets = self.tensors.get("d2t", torch.zeros(len(logits), dtype=torch.int64))
+        full[torch.arange(len(logits)) + offsets] = logits
+        if "t2d" in self.tensors:
+            assert torch.equal(full.isfinite(), self.tensors["t2d"])
+        return full
+
 
 class Eagle3(Reader):
     """An EAGLE-3 folder in one engine."""
@@ -108,23 +118,18 @@ class Eagle3(Reader):
                 states, follow = torch.cat([states, back[None]]), torch.cat([follow, torch.tensor([token])])
         return found
 
-    def over_target(self, logits: Tensor) -> Tensor:
-        """Draft logits at their target ids, by the offsets."""
-        assert logits.shape[0] == self.config["draft_vocab_size"]
-        full = logits.new_full((self.layer["vocab_size"],), float("-inf"))
-        offsets = self.tensors.get("d2t", torch.zeros(len(logits), dtype=torch.int64))
-        full[torch.arange(len(logits)) + offsets] = logits
-        if "t2d" in self.tensors:
-            assert torch.equal(full.isfinite(), self.tensors["t2d"])
-        return full
-
 
 class DFlash(Reader):
     """A DFlash folder: the text as keys and values of every layer, and a block of masks that sees itself."""
 
+    def draft(self, text: Tensor, tokens: Sequence[int]) -> list[Tensor]:
+        """Logits (V,) of the tokens behind the root, the first of ``tokens``; the others do not matter."""
+        output = self.model.get_output_embeddings().weight
+        return list(self.slots(text, tokens[0])[1:] @ output.T)  # a slot speaks of its own place: not the root's
+
     @torch.no_grad()
-    def draft(self, text: Tensor, root: int) -> list[Tensor]:
-        """Logits (V,) of the tokens behind the root."""
+    def slots(self, text: Tensor, root: int) -> Tensor:
+        """(slots, H) behind the final norm."""
         states = self.model(text[None], output_hidden_states=True).hidden_states
         own = self.config["dflash_config"]
         taps = torch.cat([states[i + 1][0] for i in own["target_layer_ids"]], -1)
@@ -142,8 +147,20 @@ class DFlash(Reader):
             queries, values = self.turned(queries, places[len(text) :]), self.split(seen @ v)
             hidden = hidden + torch.stack([self.read(query, keys, values) for query in queries]) @ o
             hidden = self.feed_forward(hidden, prefix)
-        out = self.norm(hidden, "norm.weight") @ self.model.get_output_embeddings().weight.T
-        return list(out[1:])  # a slot speaks of its own place, and the root's is known
+        return self.norm(hidden, "norm.weight")
+
+
+class DSpark(DFlash):
+    """A DSpark folder: every slot speaks of the place behind it, and knows the token before that."""
+
+    @torch.no_grad()
+    def draft(self, text: Tensor, tokens: Sequence[int]) -> list[Tensor]:
+        """Logits (V,) behind each of ``tokens``, of which the first is the root."""
+        output = self.tensors.get("lm_head.weight", self.model.get_output_embeddings().weight)
+        w1, w2 = (self.tensors[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
+        slots = self.slots(text, tokens[0])
+        assert w1.shape[1] == self.config["markov_rank"] and len(slots) == len(tokens)
+        return [self.over_target(output @ h + w2 @ w1[token]) for h, token in zip(slots, tokens, strict=True)]
 
 
 def silu(x: Tensor) -> Tensor:
@@ -183,3 +200,4 @@ def medusa_vllm(folder: Path, model: Any, last: Tensor) -> list[Tensor]:
 
 
 MEDUSA: dict[str | None, Callable[[Path, Any, Tensor], list[Tensor]]] = {None: medusa_project, "vllm": medusa_vllm}
+BLOCKS: dict[str, type[DFlash]] = {"dflash": DFlash, "dspark": DSpark}

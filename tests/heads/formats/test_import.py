@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heads.eagle import Eagle
 from heads.formats import FormatError, export_heads, import_heads
-from tests.heads.formats.cases import FULL, OTHER, USUAL, drafted
+from tests.heads.formats.cases import CASES, FULL, OTHER, USUAL, drafted
 from tests.heads.formats.edit import WEIGHTS, dflash, eagle, medusa, read, reconfigure, refused, rewrite
 from tests.heads.small import batch_of, logits_of, random_ids, small_heads, small_target
 
@@ -154,8 +154,38 @@ def test_dflash_layers_are_counted_and_its_block_may_be_cut_short(tmp_path: Path
     back = read(tmp_path / "out", lookahead=2)
     assert (back.config.lookahead, back.config.options["layers"]) == (2, 2)
     refused(tmp_path / "out", "a block_size of 5 drafts 1 to 4 tokens, not 5", lookahead=5)
-    rewrite(tmp_path / "out", lambda tensors: tensors.update({"markov_head.markov_w1.weight": torch.ones(64, 4)}))
-    refused(tmp_path / "out", r"unexpected markov_head\.markov_w1\.weight")
+    rewrite(tmp_path / "out", lambda tensors: tensors.update({"mask_embedding": torch.ones(32)}))
+    refused(tmp_path / "out", "unexpected mask_embedding")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dspark_bonus_anchor": True}, "the root's slot drafts nothing"),
+        ({"sample_from_anchor": False}, "the root's slot drafts nothing"),
+        ({"markov_head_type": "gated"}, "markov_head_type is 'gated'"),
+        ({"block_size": 0}, "block_size must be a positive integer"),
+        ({"draft_vocab_size": 30}, "draft_vocab_size is 30 and lm_head.weight has 20 rows"),
+    ],
+)
+def test_dspark_settings_that_block_heads_cannot_have_are_refused(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    export_heads(CASES["dspark full"].make(), "dspark", tmp_path / "out")
+    reconfigure(tmp_path / "out", **values)
+    refused(tmp_path / "out", message)
+
+
+def test_a_dspark_confidence_may_be_left_out_and_has_no_bias(tmp_path: Path) -> None:
+    export_heads(CASES["dspark full"].make(), "dspark", tmp_path / "out")
+    refused(tmp_path / "out", "a block_size of 4 drafts 1 to 4 tokens, not 5", lookahead=5)
+    rewrite(tmp_path / "out", lambda tensors: tensors["confidence_head.proj.bias"].add_(1))
+    refused(tmp_path / "out", "the confidence of block heads has no bias")
+    parts = ("confidence_head.proj.bias", "confidence_head.proj.weight")
+    rewrite(tmp_path / "out", lambda tensors: [tensors.pop(part) for part in parts])
+    assert read(tmp_path / "out").config.options["confidence"] is False
+    rewrite(tmp_path / "out", lambda tensors: tensors.pop("d2t"))
+    refused(tmp_path / "out", "the map is lost")
 
 
 def test_unshifted_slots_draft_what_training_unrolled(tmp_path: Path) -> None:

@@ -14,8 +14,16 @@ from tests.heads.formats.cases import CASES, USUAL
 from tests.heads.formats.engine import stored
 from tests.heads.small import batch_of, logits_of, random_ids, small_heads, small_target, soft_ce
 
-DECODED = ["eagle3 3.1", "eagle3 sglang", "speculators", "medusa own", "medusa vllm reduced", "dflash", "dflash shape"]
-TRAINED = ["eagle3 reduced", "eagle3 3.1", "speculators 3.1", "medusa", "medusa vllm own", "dflash"]
+DECODED = [
+    "eagle3 3.1",
+    "eagle3 sglang",
+    "speculators",
+    "medusa own",
+    "medusa vllm reduced",
+    "dflash shape",
+    "dspark full",
+]
+TRAINED = ["eagle3 reduced", "eagle3 3.1", "speculators 3.1", "medusa", "medusa vllm own", "dflash", "dspark full"]
 
 
 def come_back(name: str, tmp_path: Path) -> tuple[DraftHeads, DraftHeads]:
@@ -23,7 +31,7 @@ def come_back(name: str, tmp_path: Path) -> tuple[DraftHeads, DraftHeads]:
     case = CASES[name]
     made = case.make()
     export_heads(made, case.to, tmp_path / "out", engine=case.engine)
-    lookahead = None if case.to in ("medusa", "dflash") else made.config.lookahead
+    lookahead = None if case.to in ("medusa", "dflash", "dspark") else made.config.lookahead
     done = import_heads(tmp_path / "out", case.target(), tmp_path / "heads", engine=case.engine, lookahead=lookahead)
     assert done.format == case.to
     return made, DraftHeads.from_pretrained(tmp_path / "heads", case.target())
