@@ -103,7 +103,7 @@ def set_up(
         do_sample=bool(config.do_sample),
         rule=named(manner.rule, bool(config.do_sample)),
         chooser=RandomChooser(generator),
-        sampler=_sampler(config, generator),
+        sampler=None if manner.rule == "siblings" else _sampler(config, generator),  # a rule for what was not drawn
         keep_scores=bool(config.output_scores or config.output_logits),
         control=manner.control,
         fixed_rows=manner.passes.rows(budget),

@@ -71,7 +71,9 @@ class Merged(Several):
             behind = sum(self.weights[other] for other in self._order[asked:])
             nodes = min(left, max(1, round(left * self.weights[at] / behind))) if behind else 0
             drafts[at] = self._ask(at, part_of(budget, nodes), sampler)
-            left -= len(drafts[at])
+            # how large a drawn tree came out may hang on what was drawn, and no other draft may hang on that
+            drawn = any(q is not None for q in drafts[at].q)
+            left -= nodes if drawn else len(drafts[at])
         return merge(drafts, self._vocab_size)
 
 
