@@ -12,6 +12,8 @@ from heads.config import HeadsConfig
 from heads.norm import RMSNorm
 from heads.rotary import apply_rotary
 
+SCORES = 1 << 23  # attention scores held at a time, where a text of t tokens has heads·slots·t² of them
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # the block's (q, k, v), each (B, heads, n, head_dim) → read
 
 
@@ -71,11 +73,15 @@ def attend_blocks(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, k: T
     s = n // max(r, 1)
     grouped = q.view(b, kv, heads // kv, r, s, d) * d**-0.5
     k, v = k.view(b, kv, r, s, d), v.view(b, kv, r, s, d)
-    context = torch.einsum("bkgrsd,bktd->bkgrst", grouped, keys)
-    context = context.masked_fill(~visible[:, None, None, :, None], float("-inf"))
-    own = torch.einsum("bkgrsd,bkrud->bkgrsu", grouped, k)
-    scores = torch.cat([context, own], -1)
-    weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1).to(q.dtype)
-    read = torch.einsum("bkgrst,bktd->bkgrsd", weights[..., :t], values)
-    read = read + torch.einsum("bkgrsu,bkrud->bkgrsd", weights[..., t:], v)
-    return read.reshape(b, heads, n, d)
+    step = max(1, SCORES // max(1, b * heads * s * (t + s)))
+    read = []
+    for at in range(0, max(r, 1), step):
+        some = slice(at, at + step)
+        part = grouped[:, :, :, some]
+        context = torch.einsum("bkgrsd,bktd->bkgrst", part, keys)
+        context = context.masked_fill(~visible[:, None, None, some, None], float("-inf"))
+        scores = torch.cat([context, torch.einsum("bkgrsd,bkrud->bkgrsu", part, k[:, :, some])], -1)
+        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1).to(q.dtype)
+        own = torch.einsum("bkgrsu,bkrud->bkgrsd", weights[..., t:], v[:, :, some])
+        read.append(own + torch.einsum("bkgrst,bktd->bkgrsd", weights[..., :t], values))
+    return torch.cat(read, 3).reshape(b, heads, n, d)

@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle without GQA": {"kind": "eagle", "num_key_value_heads": 4},
     "eagle one key head, wide": {"kind": "eagle", "num_key_value_heads": 1, "head_dim": 16, "taps": (1, 4)},
     "block": {"kind": "block"},
+    "block, slots of their own place": {"kind": "block", "shifted": False},
     "block draft vocabulary": {"kind": "block", "draft_vocab": 20, "confidence": True},
     "block own output": {"kind": "block", "draft_vocab": 20, "own_output": True, "markov_rank": 0},
     "block without GQA": {"kind": "block", "num_key_value_heads": 4, "layers": 3},

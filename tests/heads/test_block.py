@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from heads import block_layer
 from heads.block import Block
 from heads.block_layer import BlockLayer
 from heads.config import ConfigError
@@ -170,6 +171,26 @@ def test_all_rows_may_be_anchors() -> None:
     evaluated = [step.logits for step in made.unroll(batch)]
     for step, wanted in zip(made.train().unroll(batch), evaluated, strict=True):
         assert torch.equal(step.logits, wanted)
+
+
+def test_blocks_are_attended_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = random_block()
+    batch = batch_of(made.target, made.config.taps, random_ids(14, rows=2))
+    with torch.no_grad():
+        whole = [step.logits for step in made.unroll(batch)]
+        for scores in (1, 2500):
+            monkeypatch.setattr(block_layer, "SCORES", scores)
+            for step, wanted in zip(made.unroll(batch), whole, strict=True):
+                assert relative(step.logits, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_texts_of_which_nothing_is_trained_cost_nothing(training: bool) -> None:
+    made = random_block(confidence=True).train(training)
+    batch = batch_of(made.target, made.config.taps, random_ids(9), torch.zeros(1, 9, dtype=torch.bool))
+    report = made.loss(batch, soft_ce)
+    assert int(made.count(batch.loss_mask)) == int(report.count) == 0
+    assert float(report.total.detach()) == 0 and report.counts.tolist() == [0] * 4
 
 
 # drafting
