@@ -57,8 +57,8 @@ def load_conversations(config: RunConfig, part: str, target: Target, ranks: Rank
     for source in sources:
         if not source.exists():
             raise FileNotFoundError(
-                f"data.{part} is {named}, and {source} does not exist: name a file of conversations (several: A + B), a "
-                f"folder of `headstart data prepare`, or builtin:{part}"
+                f"data.{part} is {named}, and {source} does not exist: name a file of conversations (several: A + B), "
+                f"a folder of `headstart data prepare`, or builtin:{part}"
             )
     if len(sources) > 1 and any(source.is_dir() for source in sources):
         raise ValueError(f"data.{part} is {named}: files are joined by +, a prepared folder stands alone")

@@ -27,7 +27,9 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 class DataConfig:
     """Where the conversations come from and how the target's states are supplied."""
 
-    train: str = knob("builtin:train", "folder of `headstart data prepare`, a file of conversations, several (A + B), or builtin:train")
+    train: str = knob(
+        "builtin:train", "folder of `headstart data prepare`, file of conversations, several (A + B), or builtin:train"
+    )
     heldout: str = knob("builtin:heldout", "the same for held-out conversations, or builtin:heldout")
     max_length: int = knob(1024, "longest conversation in tokens, when a file is prepared here")
     features: str = knob("cached", "states of the target: computed once to disk, or each step", ("cached", "online"))

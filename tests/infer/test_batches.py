@@ -44,7 +44,8 @@ class Uneven(Oracle):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma3", "mistral", "falcon"])
 @pytest.mark.parametrize("budget", [Budget.chain(4), Budget(rows=9, depth=3, width=3)], ids=["chain", "tree"])
 def test_each_row_is_what_it_would_be_alone(family: str, budget: Budget) -> None:
-    model = tiny_model(family, **({"sliding_window": 8} if family == "mistral" else {}))
+    own: dict[str, Any] = {"sliding_window": 8} if family == "mistral" else {}
+    model = tiny_model(family, **own)
     alone = [
         model.generate(row, max_new_tokens=NEW - 5 * at, do_sample=False, pad_token_id=0)[0].tolist()
         for at, row in enumerate(rows())
@@ -65,7 +66,7 @@ def test_rows_that_end_leave_and_are_padded() -> None:
     ids, mask = padded()
     plain = infer.generate(model, ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False).sequences
     end = int(plain[0, ids.shape[1] + 4])
-    settings = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, "eos_token_id": end}
+    settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, "eos_token_id": end}
     expected = model.generate(ids, pad_token_id=0, **settings)
     out = infer.generate(model, ids, pad_token_id=0, **settings)
     assert torch.equal(out.sequences, expected)
@@ -74,8 +75,8 @@ def test_rows_that_end_leave_and_are_padded() -> None:
 
 def test_prompts_of_one_length_and_scores_as_generate_gives_them() -> None:
     model, ids = tiny_model("qwen3"), torch.tensor([[3, 5, 9], [44, 7, 1]])
-    settings = {"max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.3, "pad_token_id": 0}
-    more = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.3, "pad_token_id": 0}
+    more: dict[str, Any] = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     expected = model.generate(ids, **settings, **more)
     out = infer.generate(model, ids, RandomTree([1] * 40), budget=Budget(rows=6, depth=2, width=2), **settings, **more)
     assert torch.equal(out.sequences, expected.sequences)
@@ -86,7 +87,7 @@ def test_prompts_of_one_length_and_scores_as_generate_gives_them() -> None:
 
 def test_seeds_by_text_and_answers_by_prompt() -> None:
     model, ids = tiny_model("llama"), torch.tensor([[3, 5, 9]])
-    sampled = {"do_sample": True, "max_new_tokens": 12, "top_k": 0}
+    sampled: dict[str, Any] = {"do_sample": True, "max_new_tokens": 12, "top_k": 0}
     many = infer.generate(model, ids, num_return_sequences=3, seed=[4, 5, 6], **sampled)
     single = [infer.generate(model, ids, seed=seed, **sampled).sequences[0] for seed in (4, 5, 6)]
     assert torch.equal(many.sequences, torch.stack(single))
@@ -115,9 +116,9 @@ def test_a_processor_with_a_state_has_one_for_each_text() -> None:
 
 def test_which_tokens_are_allowed_may_depend_on_the_row() -> None:
     model = tiny_model("llama")
-    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     allowed = {0: [1, 2, 3], 1: [10, 11, 12], 2: [20, 21]}
-    given = {"prefix_allowed_tokens_fn": lambda row, ids: allowed[row], "attention_mask": padded()[1]}
+    given: dict[str, Any] = {"prefix_allowed_tokens_fn": lambda row, ids: allowed[row], "attention_mask": padded()[1]}
     out = infer.generate(model, padded()[0], **given, **settings)
     assert torch.equal(out.sequences, model.generate(padded()[0], **given, **settings))
 

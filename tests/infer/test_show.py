@@ -103,4 +103,4 @@ def test_the_caption_counts() -> None:
     assert "2.00 tokens per round, 3 rounds" in show.caption(
         Stats(7, 0.1, rounds((2, 3), (0, 1), (1, 2))), colour=False
     )
-    assert "no round" in show.caption(Stats(1, 0.1, []), colour=False)
+    assert "no round" in show.caption(Stats(1, 0.1, log=[]), colour=False)
