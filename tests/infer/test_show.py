@@ -101,6 +101,6 @@ def test_colour_only_on_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch
 
 def test_the_caption_counts() -> None:
     assert "2.00 tokens per round, 3 rounds" in show.caption(
-        Stats(7, 0.1, rounds((2, 3), (0, 1), (1, 2))), colour=False
+        Stats(7, 0.1, log=rounds((2, 3), (0, 1), (1, 2))), colour=False
     )
     assert "no round" in show.caption(Stats(1, 0.1, log=[]), colour=False)
