@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from heads.base import DraftHeads
 from heads.formats.checkpoint import Checkpoint
 from heads.formats.compare import EMBEDDING, check_embedding
@@ -58,6 +60,7 @@ def write(heads: DraftHeads, request: Request) -> Files:
     only_kind(heads, "block", NAME, "its layers draft a block of masks in one pass, which these do not")
     engine_of(request, ["vllm"], NAME)
     check_taps(heads)
+    check_embedding_is_bare(heads)
     own, options = heads.config, heads.config.options
     check_fixed(heads, FIXED, NAME)
     if own.draft_vocab_size is not None:
@@ -70,6 +73,20 @@ def write(heads: DraftHeads, request: Request) -> Files:
     state = heads.state_dict()
     held = {theirs: stored(state[ours], request.dtype) for ours, theirs in names(options["layers"]).items()}
     return Files(config, "model.safetensors", held, ("vllm",))
+
+
+def check_embedding_is_bare(heads: DraftHeads) -> None:
+    """vLLM feeds the layers bare rows of the embedding, and no norm makes a scale on them good, as EAGLE-3's would.
+
+    Raises:
+        FormatError: the target does more with them.
+    """
+    target = heads.target
+    ids = torch.arange(min(8, target.vocab_size), device=target.device)
+    if not torch.equal(target.embed(ids), target.embedding.weight[ids]):
+        raise FormatError(
+            f"{target.name} scales its embeddings, which block heads then read; vLLM's block drafts read bare rows"
+        )
 
 
 def check_fixed(heads: DraftHeads, fixed: dict[str, tuple[Any, str]], name: str) -> None:

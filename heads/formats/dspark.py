@@ -44,6 +44,8 @@ def write(heads: DraftHeads, request: Request) -> Files:
     only_kind(heads, "block", NAME, "its layers draft a block of masks in one pass, which these do not")
     engine_of(request, ["vllm"], NAME)
     check_taps(heads)
+    dflash.check_embedding_is_bare(heads)
+    _check_logits_are_bare(heads)
     dflash.check_fixed(heads, FIXED, NAME)
     own, options = heads.config, heads.config.options
     if not options["markov_rank"]:
@@ -76,6 +78,15 @@ def write(heads: DraftHeads, request: Request) -> Files:
     if own.draft_vocab_size is not None:
         held |= to_offsets(heads.target_ids, own.vocab_size)
     return Files(config, "model.safetensors", held, ("vllm",))
+
+
+def _check_logits_are_bare(heads: DraftHeads) -> None:
+    probe = torch.linspace(-9.0, 9.0, 7)
+    if not torch.equal(heads.target.transform(probe), probe):
+        raise FormatError(
+            f"{heads.target.name} caps or scales its logits, and so do block heads before they add their bias; vLLM's "
+            "dspark adds it to bare ones"
+        )
 
 
 def recognises(checkpoint: Checkpoint) -> bool:

@@ -91,5 +91,7 @@ def write_folder(folder: Path, config: dict[str, Any], weights: str, tensors: di
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         try:
             save_file(tensors, partial / weights, metadata={"format": "pt"})
+            # safetensors makes it private; a server may run as somebody else
+            (partial / weights).chmod((partial / CONFIG).stat().st_mode & 0o777)
         except SafetensorError as problem:  # how it tells of a full disk
             raise OSError(f"{folder / weights} could not be written ({problem})") from problem

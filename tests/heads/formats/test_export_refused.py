@@ -74,6 +74,18 @@ def test_an_embedding_of_another_size_has_no_speculators_form(tmp_path: Path) ->
         export_heads(made, "speculators", tmp_path / "out")
 
 
+def test_targets_that_scale_what_vllm_leaves_bare_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemma = Target(tiny_model("gemma2", layers=8))
+    shifted: dict[str, Any] = {"kind": "block", "taps": (2, 4), "markov_rank": 4}
+    for to, options in (("dflash", BLOCK | {"taps": (2, 4)}), ("dspark", shifted)):
+        with pytest.raises(FormatError, match="scales its embeddings"):
+            export_heads(small_heads(target=gemma, **options), to, tmp_path / "out")
+    made = small_heads(target=small_target(layers=8), **shifted)
+    monkeypatch.setattr(Target, "transform", lambda self, logits: logits / 2)
+    with pytest.raises(FormatError, match="caps or scales its logits"):
+        export_heads(made, "dspark", tmp_path / "out")
+
+
 # folders
 
 
@@ -98,6 +110,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space left"):
         export_heads(small_heads(target=small_target(layers=8), **USUAL), "eagle3", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    """A server often runs as somebody else than who trained."""
+    export_heads(small_heads(target=small_target(layers=8), **USUAL), "eagle3", tmp_path / "out")
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1 and (tmp_path / "out").stat().st_mode & 0o055 == 0o055
 
 
 def test_an_export_changes_nothing_in_the_heads(tmp_path: Path) -> None:
