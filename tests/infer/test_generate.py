@@ -41,7 +41,7 @@ def medusa(model: Any, lookahead: int = 3) -> DraftHeads:
         {"penalty_alpha": 0.6},
         {"dola_layers": "high"},
         {"guidance_scale": 1.5},
-        {"cache_implementation": "static"},
+        {"cache_implementation": "quantized"},
         {"use_cache": False},
         {"prompt_lookup_num_tokens": 3},
         {"token_healing": True},
