@@ -30,8 +30,8 @@ TAKEN = ("attention_mask", "logits_processor", "stopping_criteria", "prefix_allo
 
 # arguments of model.generate that have no meaning here, and why
 NOT_TAKEN: dict[str, str] = {
-    "assistant_model": "drafting with another model is not supported in this version",
-    "assistant_tokenizer": "drafting with another model is not supported in this version",
+    "assistant_model": "a draft model is named by draft='model:NAME'",
+    "assistant_tokenizer": "a draft model speaks the target's own tokens",
     "cache": "the target's cache is made anew by each call",
     "custom_generate": "the loop is Headstart's own",
     "decoder_input_ids": "a decoder starts with its model's own start token",

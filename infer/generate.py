@@ -43,8 +43,8 @@ def generate(
             loaded and whose heads draft.
         prompt: text, chat messages, a list of either, or token ids (B, n), with ``attention_mask=`` for left padding.
             Each text of several is decoded as it would be alone.
-        draft: heads, a drafter (``infer.drafters.Drafter``), ``"heads"`` or ``"none"``. None: the heads that came
-            with the model, or no draft.
+        draft: heads, a drafter (``infer.drafters.Drafter``), or a spec string such as ``"lookup+heads"``
+            (:mod:`infer.drafters.specs`). None: the heads that came with the model, or no draft.
         tokenizer: for text in and out; the target's own where its name leads to it.
         generation_config, generation_kwargs: as for ``model.generate``.
         seed: of everything drawn in this call; torch's global generator otherwise. One number counts on from the first
