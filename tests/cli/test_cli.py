@@ -22,6 +22,8 @@ VERBS = [
     "train-speed",
     "eval",
     "bench",
+    "plan",
+    "stability",
     "verify",
     "generate",
     "push",
