@@ -134,7 +134,7 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_states_that_cannot_be_rolled_back_are_refused_by_name(named: str) -> None:
-    """H3."""
+    """The message says which layer type it is."""
     model = AutoModelForCausalLM.from_config(REFUSED[named])
     with pytest.raises(ValueError, match=f"of type '({named}|linear_attention)'.*cannot be rolled back"):
         infer.generate(model, PROMPT, max_new_tokens=3)

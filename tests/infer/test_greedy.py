@@ -181,7 +181,7 @@ def test_every_token_in_turn_declared_the_end(place: int) -> None:
 
 @pytest.mark.parametrize("count", range(1, 13))
 def test_exactly_as_many_tokens_as_asked_for(count: int) -> None:
-    """G2."""
+    """Exactly as many as asked for, drafts or not."""
     model, text = model_of("llama"), answer("llama")
     for draft in (Oracle(text), RandomTree(text), random_heads(model, "medusa")):
         out = infer.generate(model, PROMPT, draft, max_new_tokens=count, do_sample=False)

@@ -123,7 +123,7 @@ def quantized(model: Any) -> Any:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_weights_in_int8(attention: str) -> None:
-    """H6: masks and logits keep the dtype passes run in, not the one weights are stored in."""
+    """Masks and logits keep the dtype passes run in, not the one weights are stored in."""
     plain = greedy(tiny_model("llama", layers=2, attention=attention))
     model = quantized(tiny_model("llama", layers=2, attention=attention))
     text = greedy(model)
@@ -174,7 +174,7 @@ def tokenizer(size: int) -> Any:
 
 
 def test_ids_beyond_the_tokenizer_decode_to_nothing() -> None:
-    """H4: 64 ids of which the tokenizer knows 60; 62 is forced, counted, and shown as nothing."""
+    """64 ids of which the tokenizer knows 60; 62 is forced, counted, and shown as nothing."""
     model, words = tiny_model("llama", layers=2), tokenizer(60)
     bias = {(62,): 100.0}
     ids = words("w7 w3 w44 w12 w9 w30 w21", return_tensors="pt").input_ids
