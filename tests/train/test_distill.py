@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
 def test_the_script_runs_from_anywhere(world: Path) -> None:
     names = {"--data": world / "train.jsonl", "--heldout": world / "heldout.jsonl", "--target": world / "target"}
     words = [str(word) for pair in names.items() for word in pair]
-    command = ["python", str(ROOT / "train" / "distill.py"), *words, "--layers", "1", "--steps", "1"]
+    command = [sys.executable, str(ROOT / "train" / "distill.py"), *words, "--layers", "1", "--steps", "1"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = finished([*command, "--dtype", "float32", "--out", str(world / "d")], 240, environ)
     assert done.returncode == 0, done.stderr
