@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from heads.target import Target
 from train.conversations import Conversations
 from train.features import States, as_batch, pad_ids, run_target
 from train.ranks import Ranks
+from train.workers import pwrite_all, side_by_side
 
 FORMAT = 1
 BUILD_TOKENS = 4096  # padded tokens of one pass while the cache is built
@@ -170,26 +171,31 @@ def _allocate(spec: CacheSpec, folder: Path) -> None:
 
 
 def _fill(spec: CacheSpec, folder: Path, ranks: Ranks, progress: Progress | None) -> None:
-    starts, lengths, done = spec.starts, spec.conversations.lengths, 0
+    lengths, done = spec.conversations.lengths, 0
     mine = list(by_length(lengths, BUILD_TOKENS))[ranks.index :: ranks.count]
     total = sum(int(lengths[group].sum()) for group in mine)
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context((folder / name).open("r+b")) for name in spec.columns}
-        for group in mine:
-            ids, loss_mask, mask = (part.to(spec.target.device) for part in pad_ids(spec.conversations, group))
-            states = run_target(spec.target, spec.taps, ids, loss_mask, mask, spec.dtype)
-            for (name, file), part in zip(files.items(), (states.values, states.top, states.lse), strict=True):
-                width, dtype = spec.columns[name]
-                here = part.cpu()
-                for row, index in enumerate(group):
-                    file.seek(int(starts[index]) * width * dtype.itemsize)
-                    file.write(here[row, : lengths[index]].contiguous().view(torch.uint8).numpy().data)
+        files = {name: stack.enter_context((folder / name).open("r+b", buffering=0)) for name in spec.columns}
+        for group in side_by_side(lambda group: _write(spec, files, group), mine, spec.target.device):
             done += int(lengths[group].sum())
             if progress:
                 progress(done, total)
         for file in files.values():
-            file.flush()
             os.fsync(file.fileno())
+
+
+def _write(spec: CacheSpec, files: dict[str, IO[bytes]], group: list[int]) -> list[int]:
+    """Compute and write the states of some conversations, which no other call writes."""
+    starts, lengths = spec.starts, spec.conversations.lengths
+    ids, loss_mask, mask = (part.to(spec.target.device) for part in pad_ids(spec.conversations, group))
+    states = run_target(spec.target, spec.taps, ids, loss_mask, mask, spec.dtype)
+    for (name, file), part in zip(files.items(), (states.values, states.top, states.lse), strict=True):
+        width, dtype = spec.columns[name]
+        here = part.cpu()
+        for row, index in enumerate(group):
+            content = here[row, : lengths[index]].contiguous().view(torch.uint8).flatten().numpy().data
+            pwrite_all(file.fileno(), content, int(starts[index]) * width * dtype.itemsize)
+    return group
 
 
 def open_or_build(spec: CacheSpec, root: Path, ranks: Ranks, progress: Progress | None = None) -> CachedFeatures:

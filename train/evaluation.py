@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from heads.base import DraftHeads
 from heads.judge import TrainingBatch
 from train.batches import split_step
-from train.config import RunConfig
+from train.config import EvalConfig, RunConfig
+from train.conversations import Conversations
 from train.decode_eval import Decoded, decode_prompts, disagreement
 from train.features import FeatureSource
 from train.figures import Figures, Sums
@@ -100,6 +101,12 @@ def evaluate(
         )
     warning = disagreement(taught, decoded) if taught is not None and decoded is not None else None
     return Evaluation(taught, decoded, warning)
+
+
+def evaluated(conversations: Conversations, settings: EvalConfig) -> Conversations:
+    """Those of the held-out conversations that evaluations look at: no others' states are computed."""
+    wanted = spread(len(conversations), max(settings.conversations, settings.prompts))
+    return conversations if len(wanted) == len(conversations) else conversations.select(wanted)
 
 
 def spread(there: int, wanted: int) -> list[int]:

@@ -32,7 +32,7 @@ from train.assemble import BUILTIN
 from train.output import HEADS, write_whole
 from train.train_heads import train
 
-WARMUP, TIMED, DECODED, CHECKED = 5, 10, 24, 4
+WARMUP, TIMED, DECODED, CHECKED = 5, 10, 20, 4
 TOKENS, CHECKED_TOKENS = 64, 40
 TREE = Budget(rows=32, depth=5, width=8)
 CHAIN = Budget.chain(5)

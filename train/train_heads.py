@@ -23,6 +23,7 @@ from collections.abc import Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
+from train.evaluation import evaluated  # noqa: E402
 from train.interrupt import Interrupted, Terminated, terminate  # noqa: E402
 from train.launch import start  # noqa: E402
 from train.loop import Trainer  # noqa: E402
@@ -60,7 +61,7 @@ def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
     states = make_features(config, heads, conversations, ranks, reporter)
     heldout = None
     if config.eval.conversations or config.eval.prompts:
-        unseen = load_conversations(config, "heldout", target, ranks, reporter)
+        unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
         heldout = make_features(config, heads, unseen, ranks, reporter)
 
     begin(accelerator, config)

@@ -13,7 +13,7 @@ from heads.grow import Budget
 from heads.target import Target
 from infer import drafters, passes, stability_verb
 from infer.evaluate import Question
-from infer.stability import PLAIN, Replay, measure, table
+from infer.stability import PLAIN, Replay, measure, shapes, table
 from tests.tiny import tiny_model
 
 NEW = 40
@@ -37,7 +37,7 @@ def close_calls() -> Target:
 def test_counts_and_cost() -> None:
     target = close_calls()
     asked = questions(3)
-    report = measure(target, asked, {"lookup": drafters.make("lookup", None, target)}, max_new_tokens=NEW)
+    report = measure(target, asked, {"lookup": (drafters.make("lookup", None, target), None)}, max_new_tokens=NEW)
     assert report["rows"] == 8 and report["prompts"] == 3 and report["dtype"] == "bfloat16"
     assert list(report["stable"]) == list(report["usual"]) == WAYS
     assert all(cell["same"] == 3 and cell["differences"] == [] for cell in report["stable"].values())
@@ -57,6 +57,19 @@ def test_differences_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "fixed_rows", lambda stable: None)
     report = measure(close_calls(), questions(3), max_new_tokens=NEW)
     assert any(cell["same"] < 3 for cell in report["stable"].values())
+
+
+def test_fewer_prompts_in_the_usual_way() -> None:
+    target = close_calls()
+    given = shapes("lookup", drafters.make("lookup", None, target), 8)
+    report = measure(target, questions(3), given, max_new_tokens=NEW, usual=1, replays=False)
+    assert list(report["stable"]) == [PLAIN, "lookup, chain", "lookup, tree"] == list(report["usual"])
+    assert [cell["prompts"] for cell in report["stable"].values()] == [3] * 3
+    assert [cell["prompts"] for cell in report["usual"].values()] == [1] * 3
+    assert list(report["cost"]) == ["usual pass of one row"]
+    assert "3/3" in table(report) and "1/1" in table(report)
+    alone = measure(target, questions(1), given, max_new_tokens=4, usual=0, replays=False)
+    assert alone["usual"] == {} and "as usual" not in table(alone) and alone["cost"] == {}
 
 
 def test_no_prompts_is_an_error() -> None:

@@ -10,9 +10,10 @@ import torch
 from heads import build, make_config
 from infer.drafters.heads import HeadsDrafter
 from infer.metrics import Round
-from tests.train.world import tiny_target
+from tests.train.world import conversations, tiny_target
 from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
-from train.evaluation import spread
+from train.config import EvalConfig
+from train.evaluation import evaluated, spread
 from train.figures import Figures
 from train.ranks import Ranks
 
@@ -109,3 +110,9 @@ def test_compared_over_the_depth_that_was_decoded() -> None:
 def test_spread() -> None:
     assert spread(5, 9) == [0, 1, 2, 3, 4]
     assert spread(101, 3) == [0, 50, 100]
+
+
+def test_only_what_evaluations_look_at_is_kept() -> None:
+    of_all = conversations([4, 5, 6, 7, 8])
+    assert evaluated(of_all, EvalConfig(conversations=2, prompts=3)).lengths.tolist() == [4, 6, 8]
+    assert evaluated(of_all, EvalConfig(conversations=9, prompts=0)) is of_all
