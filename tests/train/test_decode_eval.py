@@ -11,8 +11,8 @@ from heads import build, make_config
 from infer.drafters.heads import HeadsDrafter
 from infer.metrics import Round
 from tests.train.world import conversations, tiny_target
-from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
 from train.config import EvalConfig
+from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
 from train.evaluation import evaluated, spread
 from train.figures import Figures
 from train.ranks import Ranks
