@@ -107,6 +107,9 @@ class Rows:
             part = self.rows[at : at + batch_size]
             yield {name: [row[name] for row in part] for name in part[0]}
 
+    def select(self, indices: Sequence[int]) -> Rows:
+        return Rows([self.rows[index] for index in indices])
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.rows[index]
 
