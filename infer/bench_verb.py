@@ -22,10 +22,17 @@ from infer.options import (
     positive,
     prompt_options,
     prompts_of,
+    share,
     temperature,
 )
 
 Report = tuple[dict[str, Any], str]
+THEIRS: dict[str, tuple[str, ...]] = {
+    "both": (compare.LOOKUP, compare.EXIT),
+    "lookup": (compare.LOOKUP,),
+    "early-exit": (compare.EXIT,),
+    "none": (),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +62,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     several.add_argument(
         "--temperature", type=numbers(temperature), default=[0.0], metavar="T,T", help="0 is greedy (default: 0)"
     )
+    several.add_argument("--top-p", type=share, default=1.0, metavar="P", help="of sampling (default: %(default)s)")
     several.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     several.add_argument(
         "--control",
         choices=("auto", "fixed"),
         default="auto",
         help="how far our drafts go: look-ahead control, or always each drafter's own length (default: %(default)s)",
+    )
+    several.add_argument(
+        "--theirs",
+        choices=tuple(THEIRS),
+        default="both",
+        help="transformers' own ways of drafting to compare with (default: %(default)s)",
     )
     several.add_argument(
         "--early-exit", type=positive, metavar="N", help="layers of transformers' early exit (default: half of them)"
@@ -108,14 +122,21 @@ def run(args: argparse.Namespace) -> Report:
         made = {spec: drafters.make(spec, heads, target) for spec in args.drafts}
         report = compare.compare(
             target,
-            compare.ways(target, made, control=args.control, exit_layer=args.early_exit),
+            compare.ways(
+                target,
+                made,
+                control=args.control,
+                exit_layer=args.early_exit,
+                top_p=args.top_p,
+                theirs=THEIRS[args.theirs],
+            ),
             questions,
             warmup,
             args.temperature,
             max_new_tokens=args.max_new_tokens,
             seed=args.seed,
         )
-        return about | report, compare.table(report)
+        return {"ok": not report["stopped"]} | about | report, compare.table(report)
     assert heads is not None
     drafter = HeadsDrafter(heads)
     report = bench.bench(

@@ -8,6 +8,7 @@ timed alike, from outside, by when tokens reach a streamer. Each τ and speed st
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from infer.costs import settings, where
 from infer.drafters import Drafter, NoDrafter
 from infer.evaluate import Question
 from infer.lookahead import PLAIN
+from infer.metrics import Stats
 from infer.progress import progress
 from infer.rounding import FLOAT32_GAP, first_difference, logit_noise
 from infer.timing import Run, bare, loop, median_ratio, pooled_ratio, speed, tokens_per_round
@@ -30,7 +32,13 @@ Way = Callable[[Question, int, float, int], Run]  # prompt, new tokens, temperat
 
 
 def ways(
-    target: Target, drafters: Mapping[str, Drafter], *, control: str = "auto", exit_layer: int | None = None
+    target: Target,
+    drafters: Mapping[str, Drafter],
+    *,
+    control: str = "auto",
+    exit_layer: int | None = None,
+    top_p: float = 1.0,
+    theirs: Sequence[str] = (LOOKUP, EXIT),
 ) -> dict[str, Way]:
     """Everything to compare, by name.
 
@@ -39,27 +47,31 @@ def ways(
         drafters: ours, by the spec they were written as.
         control: ``"auto"``, or ``"fixed"`` for chains of each drafter's own length.
         exit_layer: layers that transformers' early exit drafts with, half of them by default.
+        top_p: of sampling.
+        theirs: transformers' own ways of drafting to compare with.
     """
     exit_layer = exit_layer or max(1, target.config.num_hidden_layers // 2)
 
     def plain(question: Question, new: int, temperature: float, seed: int) -> Run:
-        return loop(target, NoDrafter(), question, PLAIN, new, temperature, seed)
+        return loop(target, NoDrafter(), question, PLAIN, new, temperature, seed, top_p=top_p)
 
     def drafting(drafter: Drafter) -> Way:
         def run(question: Question, new: int, temperature: float, seed: int) -> Run:
-            return loop(target, drafter, question, None, new, temperature, seed, control)
+            return loop(target, drafter, question, None, new, temperature, seed, control, top_p)
 
         return run
 
-    def theirs(**settings: Any) -> Way:
-        return lambda question, new, temperature, seed: bare(target, question, new, temperature, seed, **settings)
+    def generating(**settings: Any) -> Way:
+        return lambda question, new, temperature, seed: bare(
+            target, question, new, temperature, seed, top_p, **settings
+        )
 
+    own = {LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, EXIT: {"assistant_early_exit": exit_layer}}
     return {
-        GENERATE: theirs(),
+        GENERATE: generating(),
         LOOP: plain,
         **{name: drafting(drafter) for name, drafter in drafters.items()},
-        LOOKUP: theirs(prompt_lookup_num_tokens=LOOKUP_TOKENS),
-        EXIT: theirs(assistant_early_exit=exit_layer),
+        **{name: generating(**own[name]) for name in theirs},
     }
 
 
@@ -87,7 +99,8 @@ def compare(
 
     Returns:
         A report of plain values: ``settings``, ``not_applicable`` (name -> reason) and under ``temperatures`` a block
-        each (see :func:`_block`).
+        each (see :func:`_block`). Prompts of different categories take turns, so that a comparison which Ctrl-C ends
+        early (``stopped`` says so) is of all categories, and of those prompts that every way has answered.
 
     Raises:
         ValueError: no prompts, no warm-up prompts, or a prompt in both.
@@ -98,14 +111,25 @@ def compare(
         raise ValueError(f"prompts {', '.join(sorted(shared))} are both timed and used to warm up: separate them")
     missing = _warm(target, arms, warmup[0], max_new_tokens, temperatures, seed)
     names = [name for name in arms if name not in missing]
-    blocks = {}
+    blocks, stopped = {}, False
+    questions = alternating(questions)
     for temperature in temperatures:
         runs: dict[str, list[Run]] = {name: [] for name in names}
-        for place, question in enumerate(progress(questions, len(questions), f"timing at {temperature:g}")):
-            turn = place % len(names)
-            for name in names[turn:] + names[:turn]:
-                runs[name].append(arms[name](question, max_new_tokens, temperature, seed + place))
-        blocks[f"{temperature:g}"] = _block(target, questions, runs, temperature)
+        try:
+            for place, question in enumerate(progress(questions, len(questions), f"timing at {temperature:g}")):
+                turn = place % len(names)
+                for name in names[turn:] + names[:turn]:
+                    runs[name].append(arms[name](question, max_new_tokens, temperature, seed + place))
+        except KeyboardInterrupt:
+            stopped = True
+        whole = min(map(len, runs.values()))
+        if not whole:
+            raise KeyboardInterrupt
+        blocks[f"{temperature:g}"] = _block(
+            target, questions[:whole], {name: each[:whole] for name, each in runs.items()}, temperature
+        )
+        if stopped:
+            break
     return {
         "target": target.name,
         "settings": {
@@ -116,8 +140,19 @@ def compare(
             **settings(target),
         },
         "not_applicable": missing,
+        "stopped": stopped,
         "temperatures": blocks,
     }
+
+
+def alternating(questions: Sequence[Question]) -> list[Question]:
+    """One of each category, then the next of each; their order within a category stays."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for question in questions:
+        turns.append(seen[question.category])
+        seen[question.category] += 1
+    return [question for _, question in sorted(zip(turns, questions, strict=True), key=lambda pair: pair[0])]
 
 
 def _warm(
@@ -174,6 +209,9 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         found[f"tokens_per_second{suffix}"] = speed(runs, without)
         found[f"speedup{suffix}"] = median_ratio(base, runs, without)
         found[f"pooled_speedup{suffix}"] = pooled_ratio(base, runs, without)
+    accounts = [run.stats for run in runs if run.stats is not None]
+    if accounts:
+        found["forward_share"] = Stats.pooled(accounts).forward_share
     return found | {"ttft_seconds": statistics.median(run.ttft for run in runs)}
 
 
@@ -202,14 +240,19 @@ def table(report: Mapping[str, Any]) -> str:
         f"{with_settings['order']}"
     ]
     for temperature, block in report["temperatures"].items():
-        lines += ["", f"temperature {temperature}; speed-up over {block['baseline']}, the faster baseline", ""]
+        timed = block["ways"][block["baseline"]]["all"]["prompts"]
+        early = "" if timed == with_settings["prompts"] else f"; stopped after {timed} prompts"
+        lines += ["", f"temperature {temperature}; speed-up over {block['baseline']}, the faster baseline{early}", ""]
         lines += [*_summary(block["ways"]), "", *_by_category(block["ways"])]
     lines += ["", *(f"{name}: not applicable: {why}" for name, why in report["not_applicable"].items())]
     return "\n".join(lines).rstrip()
 
 
 def _summary(ways: Mapping[str, Any]) -> list[str]:
-    lines = [f"{'':<26}{'τ':>6}{'no loops':>10}{'speed-up':>10}{'no loops':>10}{'pooled':>8}{'TTFT ms':>9}  identical"]
+    lines = [
+        f"{'':<26}{'τ':>6}{'no loops':>10}{'speed-up':>10}{'no loops':>10}{'pooled':>8}{'TTFT ms':>9}{'forwards':>10}  "
+        "identical"
+    ]
     for name, figures in ways.items():
         row = figures["all"]
         same = "(sampled)"
@@ -220,9 +263,13 @@ def _summary(ways: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{name:<26}{row['tokens_per_round']:>6.2f}{row['tokens_per_round_loop_free']:>10.2f}"
             f"{row['speedup']:>10.2f}{row['speedup_loop_free']:>10.2f}{row['pooled_speedup_loop_free']:>8.2f}"
-            f"{1e3 * row['ttft_seconds']:>9.1f}  {same}"
+            f"{1e3 * row['ttft_seconds']:>9.1f}{_percent(row.get('forward_share')):>10}  {same}"
         )
     return lines
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def _by_category(ways: Mapping[str, Any]) -> list[str]:

@@ -96,11 +96,11 @@ class Run:
         return [wait / size for size, wait in zip(self.groups[1:], self.waits, strict=True) for _ in range(size)]
 
 
-def sampling(temperature: float) -> dict[str, Any]:
-    """Settings of ``generate``: greedy at 0, else sampled from the whole vocabulary."""
+def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:
+    """Settings of ``generate``: greedy at 0, else sampled from the likeliest tokens that make up ``top_p``."""
     if not temperature:
         return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
 
 
 def bare(
@@ -109,6 +109,7 @@ def bare(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
+    top_p: float = 1.0,
     **drafting: Any,
 ) -> Run:
     """The answer of ``model.generate`` and nothing else, or with its own ``drafting``."""
@@ -121,7 +122,7 @@ def bare(
         max_new_tokens=max_new_tokens,
         num_beams=1,
         streamer=clock,
-        **sampling(temperature),
+        **sampling(temperature, top_p),
         **drafting,
     )
     return Run.of(clock, out[0, ids.shape[1] :].tolist(), clock.sizes)
@@ -136,6 +137,7 @@ def loop(
     temperature: float = 0.0,
     seed: int = 0,
     control: Control | str = "fixed",
+    top_p: float = 1.0,
 ) -> Run:
     """The answer of this project's loop."""
     clock = Clock()
@@ -148,7 +150,7 @@ def loop(
         seed=seed if temperature else None,
         stream=clock,
         max_new_tokens=max_new_tokens,
-        **sampling(temperature),
+        **sampling(temperature, top_p),
     )
     tokens = out.sequences[0, question.ids.shape[1] :].tolist()
     return Run.of(clock, tokens, [1, *(r.emitted for r in out.stats.log)], out.stats)

@@ -11,7 +11,7 @@ import torch
 from heads.target import Target
 from infer import compare as module
 from infer import saturation, timing
-from infer.compare import EXIT, GENERATE, LOOKUP, LOOP, compare, table, ways
+from infer.compare import EXIT, GENERATE, LOOKUP, LOOP, alternating, compare, table, ways
 from infer.drafters import NoDrafter
 from infer.evaluate import Question
 from infer.timing import Run
@@ -46,10 +46,37 @@ def test_every_way_at_every_temperature(target: Target, oracle: Oracle) -> None:
         assert figures["all"]["speedup"] > 0
     assert block["ways"]["oracle"]["maths"]["tokens_per_round"] == 4.0
     assert block["ways"]["none"]["all"]["tokens_per_round"] == 1.0
+    assert 0 < block["ways"]["oracle"]["all"]["forward_share"] <= 1 and "forward_share" not in block["ways"][LOOKUP]
     assert "identical" not in report["temperatures"]["0.8"]["ways"]["oracle"]["all"]
     json.dumps(report)
     text = table(report)
     assert "temperature 0.8" in text and "transformers early exit" in text and "maths" in text and "(sampled)" in text
+
+
+def test_ctrl_c_keeps_what_every_way_has_answered(target: Target, oracle: Oracle) -> None:
+    asked: list[str] = []
+
+    def interrupted(question: Question, new: int, temperature: float, seed: int) -> Run:
+        asked.append(question.id)
+        if len(asked) == 4:  # one to warm up, then the third prompt
+            raise KeyboardInterrupt
+        return timing.loop(target, oracle, question, None, new, temperature, seed)
+
+    arms = ways(target, {}) | {"interrupted": interrupted}
+    report = compare(target, arms, QUESTIONS, WARM, (0.0,), max_new_tokens=5)
+    assert asked == ["warm", "1", "2", "3"], "one of each category first"
+    block = report["temperatures"]["0"]["ways"]
+    assert report["stopped"] is True
+    assert {name: row["prompts"] for name, row in block["interrupted"].items()} == {"all": 2, "writing": 1, "maths": 1}
+    assert "stopped after 2 prompts" in table(report)
+    asked[:] = ["", ""]
+    with pytest.raises(KeyboardInterrupt):
+        compare(target, arms, QUESTIONS, WARM, (0.0,), max_new_tokens=5)
+
+
+def test_prompts_of_different_categories_take_turns() -> None:
+    each = [Question(str(at), kind, IDS) for at, kind in enumerate("aabbba")]
+    assert [question.id for question in alternating(each)] == ["0", "2", "1", "3", "4", "5"]
 
 
 def test_a_way_of_transformers_that_fails_is_named_with_its_reason(target: Target, oracle: Oracle) -> None:
@@ -85,13 +112,13 @@ def test_look_ahead_control_is_asked_for(target: Target, oracle: Oracle, monkeyp
     asked: list[object] = []
 
     def watch(*args: object) -> Run:
-        asked.append(args[-1])
+        asked.append(args[-2:])
         return Run([1, 2], [1, 1], 0.1, [0.1])
 
     monkeypatch.setattr(module, "loop", watch)
     for name in ("auto", "fixed"):
-        ways(target, {"oracle": oracle}, control=name)["oracle"](QUESTIONS[0], 4, 0.0, 0)
-    assert asked == ["auto", "fixed"]
+        ways(target, {"oracle": oracle}, control=name, top_p=0.9)["oracle"](QUESTIONS[0], 4, 0.0, 0)
+    assert asked == [("auto", 0.9), ("fixed", 0.9)]
 
 
 def test_prompts_are_kept_apart(target: Target) -> None:
