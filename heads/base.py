@@ -8,7 +8,7 @@ now); the loss and the growing of drafts are written once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from heads.chunked import judge
 from heads.config import HeadsConfig
 from heads.draft import Draft
 from heads.grow import Budget, Grower, Sampler, grow
-from heads.judge import Criterion, TeacherRows, TrainingBatch, UnrollStep, judge
+from heads.judge import Criterion, TeacherRows, TrainingBatch, UnrollStep
 from heads.target import Target
 from heads.vocabulary import check_ids
 
@@ -134,7 +135,14 @@ class DraftHeads(nn.Module, ABC):
         that a step over several micro-batches and processes can be divided by the sum of its counts."""
         return loss_mask[:, 2:].sum()
 
-    def loss(self, batch: TrainingBatch, criterion: Criterion, *, measure: bool = True) -> LossReport:
+    def loss(
+        self,
+        batch: TrainingBatch,
+        criterion: Criterion,
+        *,
+        measure: bool = True,
+        weights: Sequence[float] | None = None,
+    ) -> LossReport:
         """Loss and acceptance over every trained position of a batch.
 
         The token drafted from state i at position j is ``i + 2 + j``, judged by the target's distribution at
@@ -143,29 +151,24 @@ class DraftHeads(nn.Module, ABC):
         Args:
             criterion: what is minimized.
             measure: also fill ``accepted`` and ``overlap`` (two more passes over the vocabulary); zeros otherwise.
+            weights: of each draft position; :meth:`position_weights` for None.
         """
-        teacher = TeacherRows(self.target, batch, self.draft_ids)
-        trust = float(self.config.options.get("confidence_weight", 1.0))
-        judged = [
-            judge(
-                step.logits,
-                *teacher.rows(step, j),
-                criterion,
-                measure=measure,
-                confidence=step.confidence,
-                confidence_weight=trust,
-            )
-            for j, step in enumerate(self.unroll(batch))
-        ]
+        total, judged = judge(
+            list(self.unroll(batch)),
+            TeacherRows(self.target, batch, self.draft_ids),
+            criterion,
+            self.position_weights() if weights is None else weights,
+            measure=measure,
+            confidence_weight=float(self.config.options.get("confidence_weight", 1.0)),
+        )
         alive = judged[0].hit.new_ones(judged[0].hit.shape)
         accepted = []
         for position in judged:
             alive = alive & position.hit
             accepted.append(alive.sum())
         counts = torch.stack([position.count for position in judged])
-        weights = self.position_weights()
         return LossReport(
-            total=torch.stack([weight * position.loss for weight, position in zip(weights, judged, strict=True)]).sum(),
+            total=total,
             count=counts[0].float(),
             terms={name: torch.stack([position.terms[name] for position in judged]) for name in judged[0].terms},
             counts=counts,

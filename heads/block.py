@@ -28,7 +28,7 @@ from heads.block_layer import BlockLayer, attend_blocks, visible_context
 from heads.block_state import BlockGrower, BlockState
 from heads.config import ConfigError, HeadsConfig
 from heads.eagle import Eagle
-from heads.judge import TrainingBatch, UnrollStep
+from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.markov import Confidence, Markov
 from heads.mask_token import special_tokens, unused_token
 from heads.norm import RMSNorm
@@ -181,13 +181,18 @@ class Block(DraftHeads):
         tokens = batch.ids.gather(1, following.clamp(max=length - 1)).unflatten(1, (-1, slots))
         out = self.run(self.slots(tokens[..., 0]).flatten(1, 2), following, attend)
         hidden, before = out.unflatten(1, (-1, slots))[where, place, self.first_slot :], tokens[where, place]
+        used = tuple(module for module in (self.lm_head, self.markov) if module is not None)
         for j in range(self.config.lookahead):
             yield UnrollStep(
-                self.biased(self.unary(hidden[:, j]), before[:, j]),
+                hidden[:, j],
+                Output(partial(self._slot_logits, before[:, j]), used),
                 where,
                 order[where, place],
                 self.trust(hidden[:, j], before[:, j]) if self.confidence is not None else None,
             )
+
+    def _slot_logits(self, before: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
+        return self.biased(self.unary(hidden), before[rows])
 
     def _draw(self, trained: Tensor) -> tuple[Tensor, Tensor]:
         """The rows (B, R) to draft from of the ``trained`` (B, T), in order, and which of them are there."""

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from heads.base import DraftHeads
 from heads.config import HeadsConfig
 from heads.eagle_state import EagleGrower, EagleState
-from heads.judge import TrainingBatch, UnrollStep
+from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.norm import RMSNorm
 from heads.rotary import apply_rotary, rotary
 from heads.target import Target
@@ -145,7 +145,11 @@ class Eagle(DraftHeads):
 
     def logits(self, out: Tensor) -> Tensor:
         """Draft logits (…, Vd) of a step's output."""
-        return self.target.transform(self.lm_head(self.norm(out)))
+        return self.project(self.norm(out))
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Draft logits (…, Vd) of a normed output."""
+        return self.target.transform(self.lm_head(normed))
 
     def feed_back(self, out: Tensor) -> Tensor:
         """The next step's hidden state of a step's output."""
@@ -172,6 +176,7 @@ class Eagle(DraftHeads):
 
         hidden, x = _rows(g, order), _rows(x_all, order)
         own: list[tuple[Tensor, Tensor]] = []
+        output = Output(lambda normed, _: self.project(normed), (self.lm_head,))
         for j in range(self.config.lookahead):
             rotation = self.rotation(order + j, x.dtype)
             if j:
@@ -180,7 +185,7 @@ class Eagle(DraftHeads):
                 own.append(self.layer.keys_values(x, rotation))
             out = self.layer(x, hidden, rotation, lambda q: _attend_unrolled(q, k0, v0, causal, own))
             hidden = self.feed_back(out)
-            yield UnrollStep(self.logits(out[where, place]), where, order[where, place])
+            yield UnrollStep(self.norm(out[where, place]), output, where, order[where, place])
 
     # decoding
 

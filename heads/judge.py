@@ -1,22 +1,17 @@
-"""How drafted distributions are judged in training: rows, the target's word on them, loss and acceptance.
+"""How drafted distributions are judged in training: rows, the target's word on them, and what a step is made of.
 
-Logits over a vocabulary are large (rows × thousands) and every pass over them leaves the processor's cache, so
-they are judged in chunks of rows: loss, gradient and acceptance of one chunk while it is hot.
+``heads/chunked.py`` takes loss and gradient of these, some rows at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from heads.target import Target
-
-CHUNK_ENTRIES = 1 << 19  # logits judged at a time: 2 MB in float32, a core's second-level cache
 
 
 @dataclass
@@ -31,6 +26,8 @@ class TrainingBatch:
         hidden: (B, T, H) post-norm last hidden state; with the output matrix it gives the target's logits.
         top: (B, T) int64, arg-max of the target's logits at t.
         lse: (B, T) float32, log-sum-exp of the target's logits at t over the whole vocabulary.
+        documents: (B, T) int64 where rows hold several texts: 1, 2, … by text, 0 for padding; None where each row
+            is one text. The first two tokens of a text have no loss mark then: no state before them drafts them.
     """
 
     ids: Tensor
@@ -40,22 +37,66 @@ class TrainingBatch:
     hidden: Tensor
     top: Tensor
     lse: Tensor
+    documents: Tensor | None = None
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The batch on another device."""
-        return TrainingBatch(**{name: value.to(device) for name, value in vars(self).items()})
+        return TrainingBatch(
+            **{name: value if value is None else value.to(device) for name, value in vars(self).items()}
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions (B, T), or (1, T) where all rows have the same: each text's own, from 0."""
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)[None]
+        if self.documents is None:
+            return places
+        begins = torch.ones_like(self.documents, dtype=torch.bool)
+        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return places - torch.where(begins, places, 0).cummax(1).values
+
+    def same_text(self, rows: Tensor) -> Tensor:
+        """Bool (B, R, T), or (1, 1, 1): whether column t is of the same text as row number ``rows`` (B, R)."""
+        if self.documents is None:
+            return torch.ones(1, 1, 1, dtype=torch.bool, device=rows.device)
+        return self.documents.gather(1, rows)[:, :, None] == self.documents[:, None]
 
 
 @dataclass
 class Teacher:
-    """The target's word on n positions: logits (n, Vd) over the draft vocabulary, lse (n,) over the whole one."""
+    """The target's word on n positions.
+
+    Attributes:
+        logits: (n, Vd) over the draft vocabulary.
+        lse: (n,) log-sum-exp over the whole vocabulary.
+        label: (n,) place in the draft vocabulary of the token that the text goes on with, -1 where it has none.
+    """
 
     logits: Tensor
     lse: Tensor
+    label: Tensor | None = None
 
 
 Criterion = Callable[[Tensor, Teacher], dict[str, Tensor]]
 """Draft logits (n, Vd) and the teacher's → named loss terms (n,), already weighted; their sum is minimized."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """How draft logits are made of states: asked for some rows at a time, so that there are never all at once.
+
+    Attributes:
+        project: states (m, H) and their numbers (m,) among the step's rows → draft logits (m, Vd).
+        modules: those whose trained weights it uses; what is not of them gets no gradient through it.
+    """
+
+    project: Callable[[Tensor, Tensor], Tensor]
+    modules: tuple[nn.Module, ...] = ()
+
+    def weights(self) -> list[nn.Parameter]:
+        """Its trained parameters; taken by name, which is how sharding engines see that they are needed."""
+        names = ((module, name) for module in self.modules for name, p in module.named_parameters() if p.requires_grad)
+        return [module.get_parameter(name) for module, name in names]
 
 
 @dataclass
@@ -63,130 +104,65 @@ class UnrollStep:
     """One draft position j of a training unroll.
 
     Attributes:
-        logits: (n, Vd) of the token at ``row + 2 + j``.
+        states: (n, H) that the logits of the token at ``row + 2 + j`` are made of.
+        output: makes them.
         batch, row: (n,) which text, and which position's state they were drafted from; the same for every j.
         confidence: (n,) logits of the chance that the tokens are accepted, where heads tell one.
     """
 
-    logits: Tensor
+    states: Tensor
+    output: Output
     batch: Tensor
     row: Tensor
     confidence: Tensor | None = None
 
+    @property
+    def logits(self) -> Tensor:
+        """All (n, Vd) at once: for looking at, too large to train with."""
+        return self.output.project(self.states, torch.arange(len(self.row), device=self.row.device))
+
 
 class TeacherRows:
-    """The target's logits at the positions a batch is judged by, computed once for all draft positions."""
+    """The positions that a batch is judged by, and the target's word on a part of them at a time."""
 
     def __init__(self, target: Target, batch: TrainingBatch, draft_ids: Tensor | None) -> None:
-        self.length, self.draft_ids = batch.ids.shape[1], draft_ids
+        self.target, self.draft_ids, self.documents = target, draft_ids, batch.documents
+        self.length = batch.ids.shape[1]
         says = torch.zeros_like(batch.loss_mask)
         says[:, :-1] = batch.loss_mask[:, 1:]  # position t is judged when token t + 1 is the target's own
         self.place = torch.full(says.shape, -1, device=says.device)
         self.place[says] = torch.arange(int(says.sum()), device=says.device)
-        with torch.no_grad():
-            self.logits = target.project_rows(batch.hidden[says].to(target.dtype), draft_ids)
+        self.hidden = batch.hidden[says]
         self.lse, self.top = batch.lse[says], batch.top[says]
+        self.said = batch.ids.roll(-1, 1)[says]
 
-    def rows(self, step: UnrollStep, j: int) -> tuple[TeacherRows, Tensor]:
-        """For each row of a step the teacher's row (n,) that judges it, -1 where none does."""
+    def __len__(self) -> int:
+        return len(self.top)
+
+    @property
+    def width(self) -> int:
+        """Vd, entries of the draft vocabulary."""
+        return self.target.vocab_size if self.draft_ids is None else len(self.draft_ids)
+
+    def rows(self, step: UnrollStep, j: int) -> Tensor:
+        """For each row of a step the number (n,) of the position that judges it, -1 where none does."""
         at = step.row + 1 + j
         found = self.place[step.batch, at.clamp(max=self.length - 1)]
-        return self, torch.where(at < self.length, found, -1)
+        there = at < self.length - 1
+        if self.documents is not None:  # what is drafted must be of the text that it was drafted from
+            drafted = self.documents[step.batch, (at + 1).clamp(max=self.length - 1)]
+            there &= drafted == self.documents[step.batch, step.row]
+        return torch.where(there, found, -1)
 
+    @torch.no_grad()
+    def logits(self, part: slice) -> Tensor:
+        """The target's logits (m, Vd) at a part of the positions."""
+        return self.target.project_rows(self.hidden[part].to(self.target.dtype), self.draft_ids)
 
-@dataclass
-class Judged:
-    """One draft position: differentiable loss sum, term sums, rows counted, hits (n,) bool, overlaps (n,)."""
-
-    loss: Tensor
-    terms: dict[str, Tensor]
-    count: Tensor
-    hit: Tensor
-    overlap: Tensor
-
-
-def judge(
-    logits: Tensor,
-    teacher: TeacherRows,
-    rows: Tensor,
-    criterion: Criterion,
-    *,
-    measure: bool,
-    confidence: Tensor | None = None,
-    confidence_weight: float = 1.0,
-) -> Judged:
-    """Judge draft logits (n, Vd) by the teacher rows (n,) that answer for them (-1: not counted).
-
-    Args:
-        measure: fill hits and overlaps; zeros otherwise.
-        confidence: (n,) logits of the chance that a token sampled from the draft logits is accepted, Σ min(p, q);
-            cross-entropy with that chance is one more term, which does not reach back into the draft logits.
-        confidence_weight: of that term.
-    """
-    counted = (rows >= 0).nonzero()[:, 0]
-    found = Judged(
-        loss=logits.new_zeros(()),
-        terms={},
-        count=torch.tensor(counted.shape[0], device=logits.device),
-        hit=torch.zeros(rows.shape, dtype=torch.bool, device=logits.device),
-        overlap=torch.zeros(rows.shape, dtype=torch.float64, device=logits.device),
-    )
-    wants = measure or confidence is not None
-    found.loss = _Chunked.apply(logits, found, teacher, rows, counted, criterion, wants)
-    if confidence is not None:
-        wide = torch.promote_types(confidence.dtype, torch.float32)
-        told, chance = confidence[counted].to(wide), found.overlap[counted].clamp(0, 1).to(wide)
-        with torch.autocast(logits.device.type, enabled=False):
-            term = functional.binary_cross_entropy_with_logits(told, chance, reduction="sum") * confidence_weight
-        found.loss, found.terms["confidence"] = found.loss + term, term.detach()
-    if not measure:
-        found.hit, found.overlap = torch.zeros_like(found.hit), torch.zeros_like(found.overlap)
-    return found
-
-
-class _Chunked(torch.autograd.Function):
-    """Sum of a criterion over rows; the gradient is taken chunk by chunk in the forward pass and kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        found: Judged,
-        teacher: TeacherRows,
-        rows: Tensor,
-        counted: Tensor,
-        criterion: Criterion,
-        measure: bool,
-    ) -> Tensor:
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        wants = ctx.needs_input_grad[0]
-        gradient = torch.zeros_like(logits) if wants else None
-        total = torch.zeros((), dtype=wide, device=logits.device)
-        for part in counted.split(max(1, CHUNK_ENTRIES // logits.shape[1])):
-            word = Teacher(teacher.logits[rows[part]], teacher.lse[rows[part]])
-            own = logits[part].to(wide)
-            with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
-                values = criterion(own.requires_grad_(wants), word)
-                loss = torch.stack(list(values.values())).sum()
-            if gradient is not None:
-                gradient[part] = torch.autograd.grad(loss, own)[0].to(logits.dtype)
-            total += loss.detach()
-            for name, value in values.items():
-                found.terms[name] = found.terms.get(name, 0) + value.detach().sum()
-            if measure:
-                _measure(own.detach(), word, teacher, rows[part], part, found)
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * outer[0].to(gradient.dtype), None, None, None, None, None, None
-
-
-def _measure(own: Tensor, word: Teacher, teacher: TeacherRows, rows: Tensor, part: Tensor, found: Judged) -> None:
-    """Fill hits (arg-max equals the target's) and overlaps, Σ min(p, q) with p over the whole vocabulary."""
-    best = own.argmax(-1)
-    found.hit[part] = (best if teacher.draft_ids is None else teacher.draft_ids[best]) == teacher.top[rows]
-    p = (word.logits.to(own.dtype) - word.lse[:, None].to(own.dtype)).exp_()
-    found.overlap[part] = torch.minimum(own.softmax(-1), p).sum(-1).double()
+    def word(self, logits: Tensor, rows: Tensor) -> Teacher:
+        """What the criterion is told of rows (m,), whose logits (m, Vd) are given."""
+        label = self.said[rows]
+        if self.draft_ids is not None:
+            place = torch.searchsorted(self.draft_ids, label).clamp(max=len(self.draft_ids) - 1)
+            label = torch.where(self.draft_ids[place] == label, place, -1)
+        return Teacher(logits, self.lse[rows], label)

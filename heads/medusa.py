@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heads.base import DraftHeads
 from heads.config import HeadsConfig
-from heads.judge import TrainingBatch, UnrollStep
+from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {
@@ -80,7 +80,14 @@ class Medusa(DraftHeads):
 
     def head(self, k: int, hidden: Tensor) -> Tensor:
         """Logits (…, Vd) of head k for post-norm hidden states (…, H)."""
-        x = self.blocks[k](hidden.to(next(self.parameters()).dtype))
+        return self.project(k, self.residual(k, hidden))
+
+    def residual(self, k: int, hidden: Tensor) -> Tensor:
+        """What head k's output matrix reads, (…, H), of post-norm hidden states (…, H)."""
+        return self.blocks[k](hidden.to(next(self.parameters()).dtype))
+
+    def project(self, k: int, x: Tensor) -> Tensor:
+        """Logits (…, Vd) of head k's output matrix."""
         if len(self.outputs):
             return self.target.transform(self.outputs[k](x))
         return self.target.project_rows(x.to(self.target.dtype), self.draft_ids)  # heads may train in a wider dtype
@@ -92,7 +99,8 @@ class Medusa(DraftHeads):
         where, row = trained.nonzero(as_tuple=True)
         hidden = batch.taps[where, row]
         for k in range(self.config.lookahead):
-            yield UnrollStep(self.head(k, hidden), where, row)
+            output = Output(lambda x, _, k=k: self.project(k, x), tuple(self.outputs[k : k + 1]))  # type: ignore[misc]
+            yield UnrollStep(self.residual(k, hidden), output, where, row)
 
     def start(self, taps: Tensor, ids: Tensor, mask: Tensor | None = None) -> MedusaState:
         """Only the last position matters."""

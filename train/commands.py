@@ -1,4 +1,4 @@
-"""The verbs ``quickstart`` and ``train-speed``.
+"""The verbs ``quickstart``, ``train-speed`` and ``losses``.
 
 Other training is launched, not called: ``accelerate launch train/train_heads.py``.
 """
@@ -56,6 +56,36 @@ def _quickstart(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return {"ok": summary["greedy_identical"]} | summary, ""
 
 
+def _losses_options(parser: argparse.ArgumentParser) -> None:
+    from train.loss_table import LOSSES
+
+    parser.add_argument("--config", default="quickstart.yaml", help="recipe (default: %(default)s)")
+    parser.add_argument(
+        "--loss",
+        action="append",
+        metavar="NAME[=WEIGHT,…]",
+        help=f"a loss to train with; repeatable (default: each of {', '.join(LOSSES)})",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each (default: the recipe's)")
+    parser.add_argument("--out", default="runs/losses", metavar="FOLDER", help="(default: %(default)s)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting over the recipe's; repeatable",
+    )
+
+
+def _losses(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from train.loss_table import LOSSES, compare, to_dict, to_text
+
+    words = [*args.set, f"output.folder={args.out}", *([] if args.steps is None else [f"train.max_steps={args.steps}"])]
+    config = load(find_recipe(args.config), [f"--{word}" for word in words])
+    rows = compare(config, args.loss or LOSSES, Reporter(True))
+    return to_dict(config, rows), to_text(rows)
+
+
 def register(add: Callable[..., None]) -> None:
     """Add the verbs to the command line."""
     add(
@@ -71,4 +101,11 @@ def register(add: Callable[..., None]) -> None:
         example="headstart train-speed --conversations 120 --json speed.json",
         configure=_options,
         run=_run,
+    )
+    add(
+        "losses",
+        help="what each loss is worth: one recipe trained once for each, and what is accepted afterwards",
+        example="headstart losses --loss soft_ce --loss lk_mixed --steps 120",
+        configure=_losses_options,
+        run=_losses,
     )

@@ -80,6 +80,9 @@ class TrainConfig:
     weight_decay: float = knob(0.0, "AdamW")
     clip: float = knob(1.0, "largest gradient norm; 0: none")
     loss: dict[str, float] = table({"soft_ce": 1.0}, "weight of each loss term (train/losses.py)")  # noqa: RUF009
+    position_weights: tuple[float, ...] | None = knob(
+        None, "weight of each draft position's loss, one each; unset: powers of the heads' position_decay"
+    )
     log_every: int = knob(10, "optimizer steps between log lines")
     save_every: int = knob(0, "optimizer steps between checkpoints; 0: at evaluations and at the end only")
 

@@ -31,7 +31,7 @@ from train.evaluation import Evaluation, evaluate
 from train.features import FeatureSource
 from train.figures import Figures, Sums
 from train.interrupt import Interrupted, StopRequest
-from train.losses import make_criterion
+from train.losses import make_criterion, position_weights
 from train.progress import Bar, Reporter, duration
 from train.ranks import Ranks
 from train.schedule import learning_rate
@@ -45,15 +45,15 @@ FREE_TO_CHANGE = {
 
 
 class Step(nn.Module):
-    """What data parallelism wraps: heads and criterion, batch in, report out."""
+    """What data parallelism wraps: heads, criterion and weights of the draft positions; batch in, report out."""
 
-    def __init__(self, heads: DraftHeads, criterion: Criterion) -> None:
+    def __init__(self, heads: DraftHeads, criterion: Criterion, weights: list[float]) -> None:
         super().__init__()
-        self.heads, self.criterion = heads, criterion
+        self.heads, self.criterion, self.weights = heads, criterion, weights
 
     def forward(self, batch: TrainingBatch, measure: bool = True) -> LossReport:
         """See ``DraftHeads.loss``."""
-        return self.heads.loss(batch, self.criterion, measure=measure)
+        return self.heads.loss(batch, self.criterion, measure=measure, weights=self.weights)
 
 
 class Trainer:
@@ -85,7 +85,8 @@ class Trainer:
         optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
         )
-        self.model, self.optimizer = accelerator.prepare(Step(heads, make_criterion(settings.loss)), optimizer)
+        weights = position_weights(settings.position_weights, heads.position_weights())
+        self.model, self.optimizer = accelerator.prepare(Step(heads, make_criterion(settings.loss), weights), optimizer)
         self.folder = Path(config.output.folder)
         self.checkpoints = Checkpoints(
             self.folder / "checkpoints",

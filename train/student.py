@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heads.target import Target
 from train.features import LOGIT_ROWS
-from train.losses import soft_ce
+from train.losses import cross_entropy
 
 
 @dataclass
@@ -86,7 +86,7 @@ def judge(draft: Any, target: Target, ids: Tensor, loss_mask: Tensor, *, learn: 
             log_p = target.project(theirs).float().log_softmax(-1)
         with torch.set_grad_enabled(learn):
             log_q = target.project(ours.to(target.dtype)).float().log_softmax(-1)
-            loss = soft_ce(log_q, log_p).sum()
+            loss = cross_entropy(log_q, log_p).sum()
         if learn:
             (loss / out.count).backward()
         out.loss += float(loss.detach())

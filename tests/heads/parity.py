@@ -73,7 +73,7 @@ class Seen:
 
 @contextmanager
 def states_of(heads: DraftHeads) -> Iterator[list[Tensor]]:
-    """What the output matrix reads, in the order in which it is read: (n, H) each."""
+    """What the output matrix reads while drafting, in the order in which it is read: (n, H) each."""
     found: list[Tensor] = []
     hooks = []
     if isinstance(heads, Block):
@@ -127,11 +127,12 @@ def slots_of(heads: Block, found: list[Tensor]) -> Iterator[None]:
 def unrolled(heads: DraftHeads, batch: TrainingBatch, text: int = 0) -> Seen:
     """The training unroll of one text of a batch."""
     seen = Seen()
-    with states_of(heads) as states:
-        for j, step in enumerate(heads.unroll(batch)):
-            for i, (b, row) in enumerate(zip(step.batch.tolist(), step.row.tolist(), strict=True)):
-                if b == text:
-                    seen.states[row, j], seen.logits[row, j] = states[-1][i], step.logits[i]
+    for j, step in enumerate(heads.unroll(batch)):
+        for states, logits, b, row in zip(
+            step.states, step.logits, step.batch.tolist(), step.row.tolist(), strict=True
+        ):
+            if b == text:
+                seen.states[row, j], seen.logits[row, j] = states, logits
     return seen
 
 

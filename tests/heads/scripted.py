@@ -11,7 +11,7 @@ from torch import Tensor
 from heads.base import DraftHeads
 from heads.config import HeadsConfig
 from heads.identity import TargetIdentity
-from heads.judge import TrainingBatch, UnrollStep
+from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.target import Target
 
 NOBODY = TargetIdentity("nobody", None, {}, "")
@@ -21,6 +21,9 @@ class Table:
     """A target whose hidden states are its logits."""
 
     dtype = torch.float64
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab_size = vocab
 
     def project_rows(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
         return hidden if ids is None else hidden[..., ids]
@@ -32,7 +35,7 @@ class Scripted(DraftHeads):
     def __init__(self, logits: Tensor, vocab: int, ids: Tensor | None = None, decay: float = 1.0) -> None:
         size = None if ids is None else len(ids)
         config = HeadsConfig("scripted", len(logits), (0,), NOBODY, vocab, vocab, size, {"position_decay": decay})
-        super().__init__(config, Table())  # type: ignore[arg-type]
+        super().__init__(config, Table(vocab))  # type: ignore[arg-type]
         if ids is not None:
             self.set_draft_vocabulary(ids)
         self.table = torch.nn.Parameter(logits)
@@ -40,7 +43,7 @@ class Scripted(DraftHeads):
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
         where, row = batch.loss_mask[:, 2:].nonzero(as_tuple=True)
         for logits in self.table:
-            yield UnrollStep(logits[where, row], where, row)
+            yield UnrollStep(logits[where, row], Output(lambda states, _: states), where, row)
 
     @classmethod
     def default_taps(cls, target: Target) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import heads.judge as judge_module
+import heads.chunked as chunked
 from heads.base import DraftHeads, LossReport
 from heads.judge import Teacher, TrainingBatch
 from tests.heads.scripted import Scripted, batch_from
@@ -56,7 +56,9 @@ def assert_same(ours: LossReport, theirs: LossReport, bound: float = 1e-12) -> N
 def test_loss_and_gradient_equal_plain_autograd(
     kind: str, draft_vocab: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_module, "CHUNK_ENTRIES", chunk)
+    monkeypatch.setitem(chunked.CHUNK_ENTRIES, "cpu", chunk)
+    monkeypatch.setattr(chunked, "PASS_ENTRIES", 2 * chunk)
+    monkeypatch.setattr(chunked, "PASS_ROWS", 3)
     target = small_target()
     heads = small_heads(kind, target, lookahead=3, draft_vocab=draft_vocab)
     masks = random_ids(14, rows=3, seed=5, vocab=2).bool()
