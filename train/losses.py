@@ -47,7 +47,7 @@ class Rows:
     @cached_property
     def log_whole(self) -> Tensor:
         """Of the target, over the whole vocabulary."""
-        return self._said - self._teacher.lse.to(self._said.dtype)[:, None]
+        return self._said - self._teacher.lse.detach().to(self._said.dtype)[:, None]
 
     @property
     def label(self) -> Tensor:

@@ -14,7 +14,7 @@ from train.settings import SettingsError
 
 def teacher(logits: torch.Tensor, beyond: float = 0.0) -> Teacher:
     """A target that gives a share ``beyond`` of its probability to tokens that cannot be drafted."""
-    lse = logits.logsumexp(-1) - math.log(1 - beyond)
+    lse = logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1) - math.log(1 - beyond)
     return Teacher(logits, lse, torch.arange(len(logits)) % (logits.shape[1] + 1) - 1)
 
 
