@@ -77,6 +77,9 @@ def judge(
             with torch.autocast(told.device.type, enabled=False):
                 term = functional.binary_cross_entropy_with_logits(told, chance, reduction="sum") * confidence_weight
             total, seen.terms["confidence"] = total + position.weight * term, term.detach()
+        for name, values in position.step.terms.items():
+            term = values[position.rows >= 0].sum()
+            total, seen.terms[name] = total + position.weight * term, term.detach()
         if not measure:
             seen.hit, seen.overlap = torch.zeros_like(seen.hit), torch.zeros_like(seen.overlap)
     return total, [position.found for position in work]
@@ -142,14 +145,14 @@ class _Judging:
         with torch.autocast(logits.device.type, enabled=False):
             total = self._judge(position, rows, logits.detach(), said, start, gradient)
             if gradient is not None:
-                sums = [self.gradients[len(self.work) + self._number[id(p)]] for p in position.parameters]
                 wanted = [*([] if of_states is None else [some]), *position.parameters]
-                found = torch.autograd.grad(logits, wanted, gradient, allow_unused=True)
+                found = list(torch.autograd.grad(logits, wanted, gradient, allow_unused=True))
                 if of_states is not None:
-                    of_states[rows], *found = found
-                for kept, value in zip(sums, found, strict=True):
-                    if value is not None:
-                        kept.add_(value)
+                    of_states[rows] = found.pop(0)
+                for parameter, value in zip(position.parameters, found, strict=True):
+                    total_of = self.gradients[len(self.work) + self._number[id(parameter)]]
+                    if value is not None and total_of is not None:
+                        total_of.add_(value)
         return total
 
     def _judge(

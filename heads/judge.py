@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,7 @@ class UnrollStep:
         output: makes them.
         batch, row: (n,) which text, and which position's state they were drafted from; the same for every j.
         confidence: (n,) logits of the chance that the tokens are accepted, where heads tell one.
+        terms: named loss terms (n,) of the kind's own, already weighted; those of rows without a teacher do not count.
     """
 
     states: Tensor
@@ -115,6 +116,7 @@ class UnrollStep:
     batch: Tensor
     row: Tensor
     confidence: Tensor | None = None
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def logits(self) -> Tensor:

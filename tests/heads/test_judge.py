@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import heads.chunked as chunked
 from heads.base import DraftHeads, LossReport
-from heads.judge import Teacher, TrainingBatch
+from heads.judge import Teacher, TrainingBatch, UnrollStep
 from tests.heads.scripted import Scripted, batch_from
 from tests.heads.small import batch_of, number, random_ids, small_heads, small_target, soft_ce
 
@@ -197,3 +198,23 @@ def test_several_terms_are_summed_and_named() -> None:
     assert number(both.total) == pytest.approx(3 * number(one.total), rel=1e-12)
     assert torch.allclose(both.terms["twice"], 2 * both.terms["soft"])
     assert torch.allclose(both.terms["soft"], one.terms["soft_ce"])
+
+
+def test_terms_of_the_heads_own_count_where_a_teacher_does() -> None:
+    """By position weight, and for counted rows only."""
+    own = torch.nn.Parameter(torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64))
+
+    class WithTerms(Scripted):
+        def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
+            for step in super().unroll(batch):
+                step.terms = {"own": own}
+                yield step
+
+    heads = WithTerms(torch.zeros(2, 1, 5, 4, dtype=torch.float64), 4, decay=0.5)
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    report = heads.loss(batch_from(torch.zeros(1, 5, 4, dtype=torch.float64), mask), soft_ce)
+    assert report.counts.tolist() == [3, 2]
+    assert report.terms["own"].tolist() == [111, 11]
+    assert number(report.total) == pytest.approx(111 + 0.5 * 11 + (3 + 0.5 * 2) * math.log(4))
+    report.total.backward()
+    assert own.grad is not None and own.grad.tolist() == [1.5, 1.5, 1.0]

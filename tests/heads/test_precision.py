@@ -25,7 +25,7 @@ def test_bfloat16_gradients_are_within_a_percent() -> None:
         logits = torch.zeros(1, 1, rows + 2, vocab, dtype=dtype)
         logits[0, :, :rows] = drafted.to(dtype)
         heads = Scripted(logits, vocab)
-        heads.__dict__["target"] = Half() if dtype == torch.bfloat16 else Table()
+        heads.__dict__["target"] = Half(vocab) if dtype == torch.bfloat16 else Table(vocab)
         report = heads.loss(batch_from(said.to(dtype), torch.ones(1, rows + 2, dtype=torch.bool)), criterion)
         assert report.counts.tolist() == [rows]
         report.total.backward()
