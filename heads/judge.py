@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,7 @@ class TrainingBatch:
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The batch on another device."""
-        return TrainingBatch(
-            **{name: value if value is None else value.to(device) for name, value in vars(self).items()}
-        )
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
     @property
     def positions(self) -> Tensor:
