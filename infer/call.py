@@ -23,6 +23,7 @@ from infer.generation import Generation, assemble
 from infer.passes import Passes
 from infer.prefix import PrefixCache
 from infer.seq2seq import Seq2SeqTarget, Source
+from infer.soundness import check_rows
 from infer.stopping import Stop
 from infer.stream import Sink, make_sink
 from infer.verify import RandomChooser, named
@@ -84,6 +85,9 @@ def set_up(
         shown: (1, n) prompt, padding included; an encoder's, where the target has one.
         prepared: what transformers made of this text's settings.
         generator: of everything drawn for it; None for torch's own.
+
+    Raises:
+        ValueError: the target cannot read such drafts.
     """
     config, budget = prepared.config, manner.budget or Budget.chain(drafter.lookahead)
     if target.by_place and (budget.width > 1 or budget.shape is not None):
@@ -91,6 +95,8 @@ def set_up(
             f"{target.name} reads chains only, because its {target.by_place} go by places in the cache: "
             "give a budget of width 1"
         )
+    if not isinstance(target, Seq2SeqTarget):
+        check_rows(target)
     target, ids, shown = _begun(target, shown, prepared)
     return Decoding(
         target=target,
