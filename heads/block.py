@@ -165,13 +165,14 @@ class Block(DraftHeads):
         """A block behind each anchor: rows whose next-but-one token is trained, all of them in eval mode."""
         trained = torch.zeros_like(batch.loss_mask)
         trained[:, :-2] = batch.loss_mask[:, 2:]
-        order, valid = self._draw(trained)
+        order, valid = self._draw(trained, batch.texts)
         where, place = valid.nonzero(as_tuple=True)
         length, slots = batch.ids.shape[1], self.block_size
         context = self.context(batch.taps)
         columns = torch.arange(length, device=context.device)[None]
-        rotation = self.rotation(columns, context.dtype)
-        visible = visible_context(order, columns)
+        positions = batch.positions.expand(len(batch.ids), -1)
+        rotation = self.rotation(positions, context.dtype)
+        visible = visible_context(order, columns) & batch.same_text(order)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend_blocks(q, *self.context_keys(i, context, rotation), visible, k, v)
@@ -179,7 +180,9 @@ class Block(DraftHeads):
         # row i's anchor is at i + 1 and so is its first slot
         following = (order[..., None] + 1 + torch.arange(slots, device=order.device)).flatten(1)
         tokens = batch.ids.gather(1, following.clamp(max=length - 1)).unflatten(1, (-1, slots))
-        out = self.run(self.slots(tokens[..., 0]).flatten(1, 2), following, attend)
+        ahead = torch.arange(1, 1 + slots, device=order.device)
+        stand = (positions.gather(1, order)[..., None] + ahead).flatten(1)
+        out = self.run(self.slots(tokens[..., 0]).flatten(1, 2), stand, attend)
         hidden, before = out.unflatten(1, (-1, slots))[where, place, self.first_slot :], tokens[where, place]
         used = tuple(module for module in (self.lm_head, self.markov) if module is not None)
         for j in range(self.config.lookahead):
@@ -194,14 +197,18 @@ class Block(DraftHeads):
     def _slot_logits(self, before: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
         return self.biased(self.unary(hidden), before[rows])
 
-    def _draw(self, trained: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(self, trained: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """The rows (B, R) to draft from of the ``trained`` (B, T), in order, and which of them are there."""
-        counts = self._anchors(trained.sum(1))
         if self.training:
-            lots = torch.rand(trained.shape).to(trained.device).masked_fill(~trained, 2.0)
-            ranks = lots.argsort(1).argsort(1)
-            trained = trained & (ranks < counts[:, None])
-        order = (~trained).int().sort(dim=1, stable=True).indices[:, : int(counts.max())]
+            lots = torch.rand(trained.shape).to(trained.device)[trained]
+            of = texts[trained]
+            counts = torch.bincount(of)
+            by_text = lots.argsort()
+            by_text = by_text[of[by_text].argsort(stable=True)]
+            rank = torch.empty_like(of)
+            rank[by_text] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[by_text]]
+            trained = trained.masked_scatter(trained, rank < self._anchors(counts)[of])
+        order = (~trained).int().sort(dim=1, stable=True).indices[:, : int(trained.sum(1).max())]
         return order, trained.gather(1, order)
 
     # decoding

@@ -168,17 +168,19 @@ class Eagle(DraftHeads):
         length = batch.ids.shape[1]
 
         g = self.fuse(batch.taps)
-        positions = torch.arange(length, device=g.device)[None]
+        positions = batch.positions.expand(len(batch.ids), -1)
         after = torch.cat([batch.ids[:, 1:], batch.ids[:, -1:]], 1)
         x_all = self.layer.inputs(self.target.embed(after).to(g.dtype), g)
         k0, v0 = self.layer.keys_values(x_all, self.rotation(positions, x_all.dtype))
-        causal = positions[:, None] <= order[:, :, None]  # (B, R, T): rows up to the own one
+        columns = torch.arange(length, device=g.device)
+        causal = (columns <= order[:, :, None]) & batch.same_text(order)  # (B, R, T): rows up to the own one
+        place_in_text = positions.gather(1, order)
 
         hidden, x = _rows(g, order), _rows(x_all, order)
         own: list[tuple[Tensor, Tensor]] = []
         output = Output(lambda normed, _: self.project(normed), (self.lm_head,))
         for j in range(self.config.lookahead):
-            rotation = self.rotation(order + j, x.dtype)
+            rotation = self.rotation(place_in_text + j, x.dtype)
             if j:
                 token = batch.ids.gather(1, (order + 1 + j).clamp(max=length - 1))
                 x = self.layer.inputs(self.target.embed(token).to(hidden.dtype), hidden)

@@ -46,18 +46,31 @@ class TrainingBatch:
     @property
     def positions(self) -> Tensor:
         """Positions (B, T), or (1, T) where all rows have the same: each text's own, from 0."""
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)[None]
         if self.documents is None:
-            return places
-        begins = torch.ones_like(self.documents, dtype=torch.bool)
-        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        return places - torch.where(begins, places, 0).cummax(1).values
+            return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
+        return text_positions(self.documents)
+
+    @property
+    def texts(self) -> Tensor:
+        """(B, T) numbers of texts, each its own in the whole batch; of padding, whatever is not a text's."""
+        rows = torch.arange(len(self.ids), device=self.ids.device)[:, None]
+        if self.documents is None:
+            return rows.expand(self.ids.shape)
+        return self.documents + rows * (self.documents.max() + 1)
 
     def same_text(self, rows: Tensor) -> Tensor:
         """Bool (B, R, T), or (1, 1, 1): whether column t is of the same text as row number ``rows`` (B, R)."""
         if self.documents is None:
             return torch.ones(1, 1, 1, dtype=torch.bool, device=rows.device)
         return self.documents.gather(1, rows)[:, :, None] == self.documents[:, None]
+
+
+def text_positions(documents: Tensor) -> Tensor:
+    """Positions (B, T) of tokens in their texts, from 0, of the texts' numbers (B, T)."""
+    places = torch.arange(documents.shape[1], device=documents.device)[None]
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(begins, places, 0).cummax(1).values
 
 
 @dataclass

@@ -19,6 +19,7 @@ from train.cache import CacheSpec, open_or_build
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.features import FeatureSource, OnlineFeatures
+from train.packing import Packed, PackedOnline
 from train.progress import Reporter
 from train.ranks import Ranks
 
@@ -119,7 +120,8 @@ def make_features(
     target, dtype = heads.target, getattr(torch, config.data.feature_dtype)
     taps = tuple(heads.config.taps)
     if config.data.features == "online":
-        return OnlineFeatures(target, conversations, taps, dtype)
+        made = PackedOnline if config.train.packing else OnlineFeatures
+        return made(target, conversations, taps, dtype)
     root = Path(config.data.cache_folder) if config.data.cache_folder else cache_root() / "features"
     spec = CacheSpec(target, conversations, taps, dtype)
     there = spec.folder(root).is_dir()
@@ -128,7 +130,8 @@ def make_features(
         f"{'found' if there else 'to be computed'} in {spec.folder(root)}"
     )
     with reporter.bar("states", max(1, int(conversations.lengths.sum()) // ranks.count), "tokens") as bar:
-        return open_or_build(spec, root, ranks, lambda done, total: bar.update(done))
+        cached = open_or_build(spec, root, ranks, lambda done, total: bar.update(done))
+    return Packed(cached) if config.train.packing else cached
 
 
 def find_recipe(name: str | os.PathLike[str]) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.pack import plan
 from train.cache import by_length
 
 
@@ -43,13 +44,19 @@ class Micro:
     counts: bool = True
 
 
-def split_step(indices: list[int], lengths: np.ndarray, micro_tokens: int, processes: int) -> list[list[Micro]]:
+def split_step(
+    indices: list[int], lengths: np.ndarray, micro_tokens: int, processes: int, *, packing: bool = False
+) -> list[list[Micro]]:
     """Micro-batches of a step by process, equally many for each.
 
     Conversations of like length go together; at any moment the processes hold batches of like size. Where there
     are too few conversations to go round, the rest of the processes repeat one that does not count.
+
+    Args:
+        packing: rows hold several conversations, see ``train/packing.py``.
     """
-    groups = [[indices[i] for i in group] for group in by_length(lengths[indices], micro_tokens)]
+    grouped = packed_groups if packing else by_length
+    groups = [[indices[i] for i in group] for group in grouped(lengths[indices], micro_tokens)]
     while len(groups) % processes and max(map(len, groups)) > 1:
         largest = max(range(len(groups)), key=lambda i: (len(groups[i]), -i))
         group = groups[largest]
@@ -58,3 +65,11 @@ def split_step(indices: list[int], lengths: np.ndarray, micro_tokens: int, proce
     micros.sort(key=lambda micro: -int(lengths[list(micro.indices)].max()) * len(micro.indices))
     micros += [Micro(micros[-1].indices, counts=False)] * (-len(micros) % processes)
     return [micros[rank::processes] for rank in range(processes)]
+
+
+def packed_groups(lengths: np.ndarray, budget: int) -> list[list[int]]:
+    """Conversation numbers of batches whose rows, as long as the longest of all, are ``budget`` tokens (or one row)."""
+    longest = int(lengths.max())
+    rows = plan(lengths.tolist(), longest)
+    many = max(1, budget // longest)
+    return [[number for row in rows[at : at + many] for number in row] for at in range(0, len(rows), many)]

@@ -86,7 +86,9 @@ def evaluate(
         chosen = spread(len(conversations), settings.conversations)
         step = accelerator.unwrap_model(model).eval()
         sums = Sums()
-        mine = split_step(chosen, conversations.lengths, config.train.micro_tokens, ranks.count)[ranks.index]
+        train = config.train
+        shares = split_step(chosen, conversations.lengths, train.micro_tokens, ranks.count, packing=train.packing)
+        mine = shares[ranks.index]
         with torch.no_grad(), accelerator.autocast():
             for micro in mine:
                 sums.add(step(batch(source, micro.indices)), counts=micro.counts)

@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from heads.judge import TrainingBatch
+from data.pack import attention
+from heads.judge import TrainingBatch, text_positions
 from heads.target import Target
 from train.conversations import Conversations
 
@@ -63,11 +64,23 @@ def pad_ids(conversations: Conversations, indices: Sequence[int]) -> tuple[Tenso
 
 
 def run_target(
-    target: Target, taps: Sequence[int], ids: Tensor, loss_mask: Tensor, mask: Tensor, dtype: torch.dtype
+    target: Target,
+    taps: Sequence[int],
+    ids: Tensor,
+    loss_mask: Tensor,
+    mask: Tensor,
+    dtype: torch.dtype,
+    *,
+    documents: Tensor | None = None,
 ) -> States:
-    """One pass of the target over a padded batch; what stands in padding is whatever the target made of it."""
+    """One pass of the target over a padded batch; what stands in padding is whatever the target made of it.
+
+    Args:
+        documents: (B, T) numbers of the texts where a row holds several, each of which is read by itself.
+    """
     # padding stands on the right, where no row before it can see it: without a mask attention takes its fast path
-    out = target.forward(ids, taps=taps, hidden=True, logits_to_keep=1)
+    apart, positions = (None, None) if documents is None else (attention(documents), text_positions(documents))
+    out = target.forward(ids, mask=apart, positions=positions, taps=taps, hidden=True, logits_to_keep=1)
     assert out.hidden is not None
     states = out.hidden if out.taps is None else torch.cat([out.taps, out.hidden], -1)
     values = states.to(dtype).clone()  # the clone is no inference tensor, so autograd may save it

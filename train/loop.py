@@ -39,7 +39,7 @@ from train.settings import to_dict
 
 # A run may be continued with these changed: they do not touch what has been learned so far.
 FREE_TO_CHANGE = {
-    "data.features", "data.cache_folder", "train.micro_tokens", "train.log_every", "train.save_every",
+    "data.features", "data.cache_folder", "train.micro_tokens", "train.packing", "train.log_every", "train.save_every",
     "train.epochs", "train.max_steps", "target.trust_remote_code",
 }  # fmt: skip
 
@@ -148,7 +148,9 @@ class Trainer:
     def optimizer_step(self, indices: list[int], stop: StopRequest) -> None:
         """One step on these conversations, shared between processes and micro-batches."""
         self.model.train()  # before anything is counted: heads may leave rows out of what they train on
-        mine = split_step(indices, self.lengths, self.config.train.micro_tokens, self.ranks.count)[self.ranks.index]
+        settings = self.config.train
+        shares = split_step(indices, self.lengths, settings.micro_tokens, self.ranks.count, packing=settings.packing)
+        mine = shares[self.ranks.index]
         counts = [self._rows(micro) for micro in mine]
         total, *signals = self.ranks.add([sum(counts), *(float(stop.number == n) for n in StopRequest.NUMBERS)])
         self._stop_if(signals)
