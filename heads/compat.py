@@ -79,9 +79,12 @@ def rotary_border(config: Any) -> int | None:
 def mixes_rows(model: nn.Module) -> str | None:
     """Name of a layer whose rows depend on the other rows of their pass, as no verified draft may; None for none.
 
-    PyTorch's dynamic int8 layers scale activations by the largest one of the whole pass.
+    PyTorch's dynamic int8 layers scale activations by the largest one of the whole pass, and bitsandbytes' int8 ones
+    take columns out of the product in which any row of the pass has an outlier.
     """
     for name, module in model.named_modules():
+        if type(module).__name__ == "Linear8bitLt" and getattr(getattr(module, "state", None), "threshold", None):
+            return name
         dynamic = type(module).__module__.startswith("torch.ao.nn.quantized.dynamic") and hasattr(module, "weight")
         if dynamic and module.weight().dtype is torch.qint8:
             return name

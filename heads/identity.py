@@ -29,6 +29,7 @@ FIELDS = (
     "sliding_window",
 )
 ROWS = 8
+LATER = {"adapter_name", "adapter_revision"}  # fields that are only stored where they say something
 
 
 class TargetMismatch(ValueError):
@@ -43,9 +44,12 @@ class TargetIdentity:
         name: Hub id, folder or the embedded target's name; for people and for loading, not compared.
         revision: Hub commit, where known.
         fields: the configuration's fields named in ``FIELDS`` (those the model has).
-        weights: hash of bf16 values of fixed rows of embedding, middle layer and output matrix.
-        quantizer: quantization method, None for plain weights.
+        weights: hash of bf16 values of fixed rows of embedding, middle layer and output matrix; of a quantized target
+            two, ``PLAIN-ALL``: of what its quantizer left as it was, and of that with what it did not.
+        quantizer: quantization method, ``SCHEME/DTYPE`` where weights were quantized as they were loaded, which goes
+            by the dtype they were loaded in; None for plain weights.
         adapter: hash of the adapter's own weights, None without one.
+        adapter_name, adapter_revision: folder or Hub id and commit of the adapter, for people and for loading.
     """
 
     name: str
@@ -54,10 +58,12 @@ class TargetIdentity:
     weights: str
     quantizer: str | None = None
     adapter: str | None = None
+    adapter_name: str | None = None
+    adapter_revision: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored in config.json."""
-        return asdict(self)
+        """As stored in config.json; an adapter's name only where there is one."""
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in LATER}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> TargetIdentity:
@@ -67,10 +73,10 @@ class TargetIdentity:
             ValueError: a field is missing or unknown.
         """
         known = {field.name for field in fields(cls)}
-        if set(stored) != known:
+        missing, unknown = sorted(known - set(stored) - LATER), sorted(set(stored) - known)
+        if missing or unknown:
             raise ValueError(
-                f"the heads' config has a target record with missing fields {sorted(known - set(stored))} "
-                f"and unknown fields {sorted(set(stored) - known)}"
+                f"the heads' config has a target record with missing fields {missing} and unknown fields {unknown}"
             )
         return cls(**stored)
 
@@ -81,12 +87,19 @@ class TargetIdentity:
             for key in sorted(self.fields.keys() | other.fields.keys())
             if self.fields.get(key) != other.fields.get(key)
         ]
-        for key in ("quantizer", "adapter"):
-            if getattr(self, key) != getattr(other, key):
-                pieces.append(f"{key} {getattr(self, key)!r} there, {getattr(other, key)!r} here")
-        if not pieces and self.weights != other.weights:
-            pieces.append(f"same shape but other weights ({self.weights[:12]}… there, {other.weights[:12]}… here)")
+        ours, theirs = self.quantizer or "", other.quantizer or ""
+        if ours.partition("/")[0] != theirs.partition("/")[0]:
+            pieces.append(f"quantizer {self.quantizer!r} there, {other.quantizer!r} here")
+        if self.adapter != other.adapter:
+            pieces.append(f"adapter {self._adapter()} there, {other._adapter()} here")
+        # quantized in two dtypes, the same weights are rounded otherwise: then what is plain decides
+        wanted, found = (one.weights if ours == theirs else one.weights.partition("-")[0] for one in (self, other))
+        if not pieces and wanted != found:
+            pieces.append(f"same shape but other weights ({wanted[:12]}… there, {found[:12]}… here)")
         return pieces
+
+    def _adapter(self) -> str:
+        return repr(self.adapter and self.adapter[:12]) + (f" ({self.adapter_name})" if self.adapter_name else "")
 
 
 def config_fields(config: Any) -> dict[str, Any]:
@@ -94,15 +107,52 @@ def config_fields(config: Any) -> dict[str, Any]:
     return {key: getattr(config, key) for key in FIELDS if getattr(config, key, None) is not None}
 
 
-def sample_hash(embedding: Tensor, layer: nn.Module, output: Tensor) -> str:
-    """Hash of fixed rows: spread rows of embedding and output matrix, first rows of one layer's matrices."""
-    digest = hashlib.sha256()
-    for matrix in (embedding, output):
-        spread = torch.linspace(0, matrix.shape[0] - 1, ROWS).long()
-        digest.update(_bytes(matrix[spread.to(matrix.device)]))
-    for _, weight in sorted(_base_weights(layer)):
+def sample_hash(embedding: nn.Module, layer: nn.Module, output: nn.Module, dtype: torch.dtype) -> str:
+    """Hash of fixed rows: spread rows of embedding and output matrix, first rows of one layer's matrices.
+
+    Where a quantizer holds matrices in a form of its own, what they make of unit vectors in ``dtype`` stands for them;
+    then the hash is two, see :class:`TargetIdentity`.
+    """
+    digest, quantized = hashlib.sha256(), list[tuple[str, nn.Module]]()
+    for module in (embedding, output):
+        weight: Any = module.weight
+        if is_plain(weight):
+            spread = torch.linspace(0, weight.shape[0] - 1, ROWS).long()
+            digest.update(_bytes(weight[spread.to(weight.device)]))
+        else:
+            quantized.append(("", module))
+    quantized += sorted(_quantized(layer), key=lambda pair: pair[0])
+    for _, weight in sorted(_base_weights(layer, least=1 if quantized else 2), key=lambda pair: pair[0]):
         digest.update(_bytes(weight[:ROWS]))
-    return digest.hexdigest()
+    plain = digest.hexdigest()
+    for _, module in quantized:
+        digest.update(_bytes(_answers(module, dtype)))
+    return f"{plain}-{digest.hexdigest()}" if quantized else plain
+
+
+def is_plain(weight: Any) -> bool:
+    """Whether a weight is an ordinary matrix, not one in a quantizer's own form."""
+    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point()
+
+
+def quantized_layer(layer: nn.Module) -> nn.Module | None:
+    """A linear module whose weights a quantizer holds, None where there is none."""
+    return next((module for _, module in _quantized(layer)), None)
+
+
+def _quantized(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in layer.named_modules():
+        weight = getattr(module, "weight", None)
+        linear = hasattr(module, "in_features") and isinstance(weight, Tensor)
+        if linear and "lora_" not in name and not hasattr(module, "base_layer") and not is_plain(weight):
+            yield name.replace("base_layer.", "").removesuffix(".base_layer"), module
+
+
+@torch.no_grad()
+def _answers(module: nn.Module, dtype: torch.dtype) -> Tensor:
+    """What a linear module makes of the first unit vectors: columns of its matrix, however it is stored."""
+    unit = torch.eye(ROWS, module.in_features, dtype=dtype, device=module.weight.device)  # type: ignore[call-overload]
+    return module(unit)
 
 
 def hash_all(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -110,20 +160,27 @@ def hash_all(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        for part in _parts(tensor.detach()):
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _base_weights(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The layer's own matrices under their plain names; an adapter's are left out (PEFT wraps as ``base_layer``)."""
+def _parts(tensor: Any) -> Iterator[Tensor]:
+    """The ordinary tensors that a quantizer's own kind of tensor is made of, or the tensor itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor.reshape(-1)
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        if isinstance(getattr(tensor, name), Tensor):
+            yield from _parts(getattr(tensor, name))
+
+
+def _base_weights(layer: nn.Module, least: int) -> Iterator[tuple[str, Tensor]]:
+    """The layer's plain weights of at least so many dimensions under their plain names; an adapter's are left out
+    (PEFT wraps as ``base_layer``)."""
     for name, weight in layer.named_parameters():
-        if "lora_" in name or weight.dim() < 2:
-            continue
-        if not weight.is_floating_point():
-            raise ValueError(
-                f"the target's {name} is stored as {weight.dtype}: quantized targets are not supported yet"
-            )
-        yield name.replace("base_layer.", ""), weight
+        if "lora_" not in name and weight.dim() >= least and is_plain(weight):
+            yield name.replace("base_layer.", ""), weight
 
 
 def _bytes(weight: Tensor) -> bytes:

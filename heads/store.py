@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig
+from heads.derived import recorded
 from heads.kinds import build
 from heads.target import Target
 from heads.vocabulary import check_ids
@@ -104,7 +105,7 @@ def load(
     folder = fetch(path_or_repo, revision=revision, token=token)
     config = read_config(folder)
     if target is None:
-        target = Target.load(config.target.name, revision=config.target.revision, dtype=dtype or torch.bfloat16)
+        target = recorded(config.target, dtype)
     elif not isinstance(target, Target):
         target = Target(target)
     target.check(config.target, allow_mismatch=allow_mismatch)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from heads import compat, embedded, masks
-from heads.identity import TargetIdentity, TargetMismatch, config_fields, hash_all, sample_hash
+from heads.identify import identify
+from heads.identity import TargetIdentity, TargetMismatch, hash_all, is_plain
 
 if TYPE_CHECKING:
     from heads.partial import Partial
@@ -45,12 +46,15 @@ class Target:
     Args:
         model: a causal language model of transformers, possibly PEFT-wrapped. It is put into eval mode.
         name: what to record as its name; the model's own by default.
+        adapter: name and revision of the adapter that is on it, to record.
 
     Raises:
         ValueError: the model has no input embedding, output matrix or layer list that can be found.
     """
 
-    def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, name: str | None = None, adapter: tuple[str, str | None] | None = None
+    ) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(
                 f"{type(model).__name__} is an encoder-decoder, for which heads are not supported: infer.generate "
@@ -65,6 +69,7 @@ class Target:
         self.model = model.eval()
         self.call: Callable[..., Any] = model  # what a pass calls: the model, or the same model compiled
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.adapter = adapter
         self.config: Any = compat.text_config(model.config)
         self.embedding: nn.Embedding = self._need("get_input_embeddings", "an input embedding")
         self.output: nn.Linear = self._need("get_output_embeddings", "an output matrix")
@@ -147,7 +152,8 @@ class Target:
         """Logits (…, len(ids)) of some vocabulary entries only; all of them for None."""
         if ids is None:
             return self.project(hidden)
-        if type(self.output) is not nn.Linear:  # an adapter on it, or a quantizer: its rows are not all it does
+        # an adapter on it, or a quantizer: its rows are not all it does
+        if type(self.output) is not nn.Linear or not is_plain(self.output.weight):
             return self.project(hidden)[..., ids]
         bias = getattr(self.output, "bias", None)
         return self.transform(
@@ -262,25 +268,8 @@ class Target:
     def identity(self) -> TargetIdentity:
         """What heads record of this target."""
         if self._identity is None:
-            self._identity = self._identify()
+            self._identity = identify(self)
         return self._identity
-
-    def _identify(self) -> TargetIdentity:
-        if not isinstance(self.output.weight, Tensor):
-            raise ValueError(
-                f"{self.name} is quantized by {type(self.output).__module__}: heads cannot tell it by its rows"
-            )
-        quantization = getattr(self.model.config, "quantization_config", None)
-        # PEFT's wrapper calls ``generate`` of the model inside, which is the same target by shorter names
-        adapter = {n.removeprefix("base_model.model."): p for n, p in self.model.named_parameters() if "lora_" in n}
-        return TargetIdentity(
-            name=self.name,
-            revision=getattr(self.model.config, "_commit_hash", None),
-            fields=config_fields(self.config),
-            weights=sample_hash(self.embedding.weight, self.layers[self.num_layers // 2], self.output.weight),
-            quantizer=str(getattr(quantization, "quant_method", quantization)) if quantization else None,
-            adapter=hash_all((n, p.to(torch.bfloat16)) for n, p in adapter.items()) if adapter else None,
-        )
 
     def check(self, wanted: TargetIdentity, *, allow_mismatch: bool = False) -> None:
         """Compare with what heads recorded.

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 import data
 from data.prepare import prepare
+from heads import derived
 from heads.base import DraftHeads
 from heads.embedded import cache_root, resolve
 from heads.kinds import build, make_config
@@ -35,12 +36,15 @@ def load_target(config: RunConfig, accelerator: Accelerator) -> Target:
     if ranks.main:
         resolve(settings.name)  # so that the embedded target is converted once, not by every process
     ranks.wait()
-    target = Target.load(
+    target = derived.load(
         settings.name,
         dtype=getattr(torch, settings.dtype),
         device=accelerator.device,
         revision=settings.revision,
         trust_remote_code=settings.trust_remote_code,
+        adapter=settings.adapter,
+        adapter_revision=settings.adapter_revision,
+        quantization=None if settings.quantization == "none" else settings.quantization,
     )
     target.model.requires_grad_(False)
     return target

@@ -45,6 +45,13 @@ class TargetConfig:
     revision: str | None = knob(None, "Hub revision")
     dtype: str = knob("bfloat16", "precision the target runs in", DTYPES)
     trust_remote_code: bool = knob(False, "run modelling code that comes with the target")
+    adapter: str | None = knob(None, "LoRA to put on it, folder or Hub id: heads learn from the adapted target")
+    adapter_revision: str | None = knob(None, "Hub revision of the adapter")
+    quantization: str = knob(
+        "none",
+        "quantize its weights as it is loaded; heads learn from what it then says",
+        ("none", "int8", "int4", "nf4"),
+    )
 
 
 @dataclass(frozen=True)
