@@ -55,6 +55,7 @@ class DraftHeads(nn.Module, ABC):
     """
 
     default_lookahead: ClassVar[int] = 5
+    later_options: ClassVar[dict[str, Any]] = {}  # not in older folders: the values that such heads were trained with
     target_ids: Tensor
 
     def __init__(self, config: HeadsConfig, target: Target) -> None:

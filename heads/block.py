@@ -18,21 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from heads.base import DraftHeads
-from heads.block_layer import BlockLayer, attend_blocks, visible_context
+from heads.block_layer import BlockLayer, attend_blocks
 from heads.block_state import BlockGrower, BlockState
 from heads.config import ConfigError, HeadsConfig
 from heads.eagle import Eagle
 from heads.judge import Output, TrainingBatch, UnrollStep
+from heads.layer import check_window, layer_shape
 from heads.markov import Confidence, Markov
 from heads.mask_token import special_tokens, unused_token
 from heads.norm import RMSNorm
 from heads.rotary import rotary
+from heads.rows import drafted_from, packed, positions_of, visible
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {
@@ -43,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "position_decay": 0.8,  # weight of draft position j is this to the power j: exp(-j / 4.5)
     "rope_theta": 10000.0,
     "rms_norm_eps": 1e-5,
+    "window": 0,  # positions of context that a block attends, the last ones; 0: all
     "own_output": False,  # train an output matrix, which starts as the target's rows, instead of using those
     "confidence": False,  # also learn how likely each draft is to be accepted
     "confidence_weight": 1.0,  # of that in the loss
@@ -56,6 +59,8 @@ class Block(DraftHeads):
     Raises:
         ConfigError: an option is out of its range, or they contradict each other.
     """
+
+    later_options: ClassVar[dict[str, Any]] = {"window": 0}
 
     def __init__(self, config: HeadsConfig, target: Target) -> None:
         super().__init__(config, target)
@@ -78,9 +83,7 @@ class Block(DraftHeads):
     @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """Layers take the shape of the target's own; the mask is a token that texts do not use."""
-        shape = Eagle.default_options(target)
-        names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-        return DEFAULTS | {name: shape[name] for name in names} | {"mask_token_id": unused_token(target)}
+        return DEFAULTS | layer_shape(target) | {"mask_token_id": unused_token(target)}
 
     def initialize(self) -> None:
         """First logits are near uniform under the target's rows, and the bias is zero (see ``Eagle.initialize``)."""
@@ -163,25 +166,21 @@ class Block(DraftHeads):
 
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
         """A block behind each anchor: rows whose next-but-one token is trained, all of them in eval mode."""
-        trained = torch.zeros_like(batch.loss_mask)
-        trained[:, :-2] = batch.loss_mask[:, 2:]
-        order, valid = self._draw(trained, batch.texts)
+        order, valid = self._draw(drafted_from(batch), batch.texts)
         where, place = valid.nonzero(as_tuple=True)
         length, slots = batch.ids.shape[1], self.block_size
         context = self.context(batch.taps)
-        columns = torch.arange(length, device=context.device)[None]
-        positions = batch.positions.expand(len(batch.ids), -1)
-        rotation = self.rotation(positions, context.dtype)
-        visible = visible_context(order, columns) & batch.same_text(order)
+        rotation = self.rotation(batch.positions, context.dtype)
+        seen = visible(batch, order, self.config.options["window"])  # never by block: anchors lie closer than that
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend_blocks(q, *self.context_keys(i, context, rotation), visible, k, v)
+            return attend_blocks(q, *self.context_keys(i, context, rotation), seen, k, v)
 
         # row i's anchor is at i + 1 and so is its first slot
         following = (order[..., None] + 1 + torch.arange(slots, device=order.device)).flatten(1)
         tokens = batch.ids.gather(1, following.clamp(max=length - 1)).unflatten(1, (-1, slots))
         ahead = torch.arange(1, 1 + slots, device=order.device)
-        stand = (positions.gather(1, order)[..., None] + ahead).flatten(1)
+        stand = (positions_of(batch, order)[..., None] + ahead).flatten(1)
         out = self.run(self.slots(tokens[..., 0]).flatten(1, 2), stand, attend)
         hidden, before = out.unflatten(1, (-1, slots))[where, place, self.first_slot :], tokens[where, place]
         used = tuple(module for module in (self.lm_head, self.markov) if module is not None)
@@ -208,8 +207,7 @@ class Block(DraftHeads):
             rank = torch.empty_like(of)
             rank[by_text] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[by_text]]
             trained = trained.masked_scatter(trained, rank < self._anchors(counts)[of])
-        order = (~trained).int().sort(dim=1, stable=True).indices[:, : int(trained.sum(1).max())]
-        return order, trained.gather(1, order)
+        return packed(trained, int(trained.sum(1).max()))
 
     # decoding
 
@@ -230,6 +228,7 @@ class Block(DraftHeads):
 
 def _check(options: dict[str, Any], target: Target) -> None:
     """Refuse options that cannot be meant."""
+    check_window(options["window"])
     wrong = []
     if options["layers"] < 1 or options["markov_rank"] < 0:
         wrong.append("layers must be 1 or more and markov_rank 0 or more")

@@ -53,14 +53,6 @@ class BlockLayer(nn.Module):
         return hidden + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
-def visible_context(rows: Tensor, columns: Tensor) -> Tensor:
-    """Bool (B, R, T): context that each row's block may see, all that stands before its anchor and not the anchor.
-
-    By position, never by the number of the block: anchors lie closer than blocks are long.
-    """
-    return columns[:, None] <= rows[:, :, None]
-
-
 def attend_blocks(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of many blocks side by side: each over the context that it may see and over itself.
 

@@ -1,9 +1,9 @@
 """Decoding with block heads: the context of each layer in a key/value store, and one pass for a whole draft.
 
-The stores hold keys and values of committed positions only. The block's own stand behind them while it is read, and
-are dropped at once::
+The stores hold keys and values of committed positions only, with a window those of the last ones. The block's own stand
+behind them while it is read, and are dropped at once::
 
-      store of a layer: [ position 0 … a-1 | slot 0 … slot B-1 ]      each slot attends all of it
+      store of a layer: [ position a-w … a-1 | slot 0 … slot B-1 ]      each slot attends all of it
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from heads.attention import attend_stored
 from heads.kv import KVStore
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class BlockState:
         self.stores = [
             KVStore(1, o["num_key_value_heads"], o["head_dim"], dtype=dtype, device=taps.device) for _ in heads.layers
         ]
-        self.rows = 0
+        self.rows, self.window = 0, o["window"]
         self.taps, self.root = taps, root
         self._drafted: tuple[Tensor, Tensor] | None = None
 
@@ -43,12 +43,15 @@ class BlockState:
         """Put waiting taps into every layer's store."""
         if not self.taps.shape[1]:
             return
-        context = self.heads.context(self.taps)
-        positions = torch.arange(self.rows, self.rows + context.shape[1], device=context.device)[None]
+        self.rows += self.taps.shape[1]
+        context = self.heads.context(self.taps[:, -self.window :])  # all of them where there is no window
+        n = context.shape[1]
+        positions = torch.arange(self.rows - n, self.rows, device=context.device)[None]
         rotation = self.heads.rotation(positions, context.dtype)
         for i, store in enumerate(self.stores):
+            if self.window:
+                store.keep_last(self.window - n)
             store.append(*self.heads.context_keys(i, context, rotation))
-        self.rows += context.shape[1]
         self.taps = self.taps[:, :0]
 
     def drafted(self) -> tuple[Tensor, Tensor]:
@@ -65,8 +68,9 @@ class BlockState:
         positions = torch.arange(self.rows, self.rows + slots.shape[1], device=slots.device)[None]
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            read = _attend(q, *self.stores[i].append(k, v))
-            self.stores[i].crop(self.rows)
+            store, kept = self.stores[i], self.stores[i].length
+            read = attend_stored(q, *store.append(k, v))
+            store.crop(kept)
             return read
 
         return self.heads.run(slots, positions, attend)
@@ -109,8 +113,3 @@ class BlockGrower:
         The chance of that token is told from what stands before it alone (DSpark), whichever it will be.
         """
         return not self.chance < self.heads.config.options["stop_below"]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of (1, heads, slots, D) queries over all of (1, kv_heads, L, D)."""
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)

@@ -29,6 +29,7 @@ def card(config: HeadsConfig, repo_id: str, *, parameters: int, report: Mapping[
         parameters: how many numbers were trained.
         report: what was recorded, all optional: ``data`` and ``recipe`` (text, or a mapping of names to values),
             ``training`` (a mapping that holds both, as the quickstart's summary does),
+            ``draft_vocabulary`` (as training's report.json has it),
             ``accepted_per_position`` (joint, first position first), the keys of ``MEASURES`` (a number, or a
             mapping such as ``{"chain": 1.7, "tree": 1.9}``), ``license`` (a Hub licence id). Other keys are left out.
     """
@@ -39,7 +40,7 @@ def card(config: HeadsConfig, repo_id: str, *, parameters: int, report: Mapping[
         _metadata(config, report.get("license")),
         f"# {repo_id.rpartition('/')[2]}\n\nDraft heads for speculative decoding of {_target(config)}. They propose "
         "several tokens at a time; the target checks them in one pass, and the text is exactly the target's own.",
-        _table("Heads", _facts(config, parameters)),
+        _table("Heads", _facts(config, parameters) | _never_drafted(report)),
         _recorded("Data", report.get("data") or training.get("data")),
         _recorded("Recipe", recipe),
         _measured(report),
@@ -77,6 +78,13 @@ def _facts(config: HeadsConfig, parameters: int) -> dict[str, Any]:
         if value := getattr(config.target, key):
             facts[f"target's {key}"] = value
     return facts
+
+
+def _never_drafted(report: Mapping[str, Any]) -> dict[str, Any]:
+    shares = (report.get("draft_vocabulary") or {}).get("never_drafted") or {}
+    names = {"train": "trained on", "heldout": "held out"}
+    said = [f"{shares[part]:.1%} of those {name}" for part, name in names.items() if shares.get(part) is not None]
+    return {"tokens of the target's answers that they can never draft": ", ".join(said)} if said else {}
 
 
 def _recorded(title: str, entry: Any) -> str:

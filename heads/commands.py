@@ -98,7 +98,7 @@ def _export(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines = [f"{done.format}: {done.tensors} tensors in {done.dtype} written to {done.folder}{where}"]
     if done.target != record.name or Path(done.target).exists():
         lines.append(f"target recorded as {done.target} (another name: --target-name)")
-    return asdict(done), "\n".join(lines)
+    return asdict(done), "\n".join([*lines, *done.notes])
 
 
 def _configure_import(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
-"""Decoding with EAGLE heads: committed rows in a key/value store, drafted nodes behind them.
+"""Decoding with heads that draft on their own outputs: committed rows in a key/value store, drafted nodes behind them.
 
-The store holds one key/value pair a committed row, made from the target's own taps. A draft appends pairs of its
-nodes, made from the heads' own outputs, and they are dropped before the next draft::
+The store holds one key/value pair a committed row, made from the target's own taps; of heads with a window those of the
+last rows only. A draft appends pairs of its nodes, made from the heads' own outputs, and they are dropped before the
+next draft::
 
-      store: [ row 0 … row n-1 | node a, node b, … ]      a node attends all rows, its ancestors and itself
+      store: [ row n-w … row n-1 | node a, node b, … ]      a node attends all rows, its ancestors and itself
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from heads.attention import attend_stored
 from heads.kv import KVStore
 
 if TYPE_CHECKING:
-    from heads.eagle import Eagle
+    from heads.autoregressive import Autoregressive
 
 
 class EagleState:
-    """One row's committed context; rows that came since the last draft wait until the next one needs them."""
+    """One text's committed context; rows that came since the last draft wait until the next one needs them.
 
-    def __init__(self, heads: Eagle, taps: Tensor, tokens: Tensor) -> None:
+    Attributes:
+        rows: committed rows that the layer has read or passed over.
+        kept: of these, how many the store holds.
+    """
+
+    def __init__(self, heads: Autoregressive, taps: Tensor, tokens: Tensor) -> None:
         layer = heads.layer
-        self.heads = heads
-        self.store = KVStore(1, layer.kv_heads, layer.head_dim, dtype=heads.fc.weight.dtype, device=taps.device)
-        self.rows = 0
+        self.heads, self.window = heads, heads.config.options["window"]
+        self.store = KVStore(1, layer.kv_heads, layer.head_dim, dtype=heads.dtype, device=taps.device)
+        self.rows = self.kept = 0
         self.taps, self.tokens = taps, tokens
 
     def commit(self, taps: Tensor, tokens: Tensor) -> None:
@@ -40,17 +46,21 @@ class EagleState:
     def catch_up(self) -> Tensor:
         """Run the waiting rows through the layer; the last row's output (1, 1, H)."""
         heads = self.heads
-        self.store.crop(self.rows)
-        n = self.taps.shape[1]
-        g = heads.fuse(self.taps.to(heads.fc.weight.dtype))
-        positions = torch.arange(self.rows, self.rows + n, device=g.device)[None]
-        x = heads.layer.inputs(heads.target.embed(self.tokens).to(g.dtype), g)
+        self.store.crop(self.kept)
+        self.rows += self.taps.shape[1]
+        taps, tokens = self.taps, self.tokens
+        if self.window:  # a row's keys are its own: those that no draft will attend need not be made
+            taps, tokens = taps[:, -self.window :], tokens[:, -self.window :]
+            self.store.keep_last(self.window - taps.shape[1])
+        g = heads.fuse(taps.to(heads.dtype))
+        positions = torch.arange(self.rows - taps.shape[1], self.rows, device=g.device)[None]
+        x, residual = heads.inputs(heads.target.embed(tokens).to(g.dtype), g)
         rotation = heads.rotation(positions, g.dtype)
         k, v = self.store.append(*heads.layer.keys_values(x, rotation))
-        self.rows += n
+        self.kept = self.store.length
         self.taps, self.tokens = self.taps[:, :0], self.tokens[:, :0]
         last = (rotation[0][:, :, -1:], rotation[1][:, :, -1:])
-        return heads.layer(x[:, -1:], g[:, -1:], last, lambda q: _attend(q, k, v, None))
+        return heads.layer(x[:, -1:], residual[:, -1:], last, lambda q: attend_stored(q, k, v))
 
 
 class EagleGrower:
@@ -72,32 +82,27 @@ class EagleGrower:
     def after(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Logits (len(nodes), Vd): one step of the layer over nodes of one depth."""
         heads, state = self.heads, self.state
-        rows, drafted, n = state.rows, state.store.length - state.rows, len(nodes)
+        kept, drafted, n = state.kept, state.store.length - state.kept, len(nodes)
         token = torch.tensor([[tokens[node] for node in nodes]], device=state.tokens.device)
         hidden = torch.stack([heads.feed_back(self.outputs[parents[node]]) for node in nodes])[None]
         depth, node = 0, nodes[0]
         while node >= 0:
             depth, node = depth + 1, parents[node]
         # the root's row is rows - 1 and stands at that position; step j = depth stands j behind it
-        positions = torch.full((1, n), rows - 1 + depth, device=hidden.device)
+        positions = torch.full((1, n), state.rows - 1 + depth, device=hidden.device)
         rotation = heads.rotation(positions, hidden.dtype)
-        x = heads.layer.inputs(heads.target.embed(token).to(hidden.dtype), hidden)
+        x, residual = heads.inputs(heads.target.embed(token).to(hidden.dtype), hidden)
         k, v = state.store.append(*heads.layer.keys_values(x, rotation))
-        mask = torch.zeros(n, rows + drafted + n, dtype=torch.bool, device=hidden.device)
-        mask[:, :rows] = True
+        mask = torch.zeros(n, kept + drafted + n, dtype=torch.bool, device=hidden.device)
+        mask[:, :kept] = True
         for row, node in enumerate(nodes):
             before = self.seen.get(parents[node])
             if before is not None:
-                mask[row, rows : rows + before.shape[0]] = before
-            mask[row, rows + drafted + row] = True
-            self.seen[node] = mask[row, rows:]
+                mask[row, kept : kept + before.shape[0]] = before
+            mask[row, kept + drafted + row] = True
+            self.seen[node] = mask[row, kept:]
         all_seen = n == 1 and drafted < depth  # a chain sees all that is there
-        out = heads.layer(x, hidden, rotation, lambda q: _attend(q, k, v, None if all_seen else mask))
+        out = heads.layer(x, residual, rotation, lambda q: attend_stored(q, k, v, None if all_seen else mask))
         for row, node in enumerate(nodes):
             self.outputs[node] = out[0, row]
         return heads.logits(out[0])
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of (1, heads, n, D) queries over (1, kv_heads, L, D), all visible or as ``mask`` (n, L) shows."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from heads.base import DraftHeads
 from heads.block import Block
 from heads.config import ConfigError, HeadsConfig, nearest, refuse_unknown
 from heads.eagle import Eagle
+from heads.eagle1 import Eagle1
+from heads.hydra import Hydra
 from heads.identity import TargetMismatch
 from heads.medusa import Medusa
 from heads.target import Target
@@ -15,7 +18,9 @@ from heads.target import Target
 KINDS: dict[str, type[DraftHeads]] = {
     "medusa": Medusa,
     "eagle": Eagle,
+    "eagle1": Eagle1,
     "block": Block,
+    "hydra": Hydra,
 }
 
 
@@ -79,6 +84,7 @@ def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHe
     cls, where = kind_of(config.kind), f"options of {config.kind} heads"
     known = cls.default_options(target)
     refuse_unknown(config.options, known, where)
+    config = replace(config, options=cls.later_options | config.options)
     missing = [name for name in known if name not in config.options]
     if missing:
         raise ConfigError(f"{where} lack {', '.join(missing)}")

@@ -76,6 +76,14 @@ class KVStore:
         """Forget what stands at and behind ``length`` in every row."""
         self.lengths = [min(length, own) for own in self.lengths]
 
+    def keep_last(self, length: int) -> None:
+        """Forget the oldest entries of every row, all but the last ``length``."""
+        for row, own in enumerate(self.lengths):
+            if (spare := own - length) > 0:
+                for stored in (self.keys, self.values):
+                    stored[row, :, :length] = stored[row, :, spare:own].clone()
+                self.lengths[row] = length
+
     def keep(self, base: int | Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's first ``base`` entries and, of those behind, only its path, closed up in that order.
 

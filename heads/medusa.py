@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from heads.base import DraftHeads
 from heads.config import HeadsConfig
 from heads.judge import Output, TrainingBatch, UnrollStep
+from heads.rows import drafted_from
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {
@@ -60,7 +60,6 @@ class Medusa(DraftHeads):
         self.outputs = nn.ModuleList(
             nn.Linear(width, rows, bias=False) for _ in range(config.lookahead if config.options["own_output"] else 0)
         )
-        self._rows: Tensor | None = None
 
     @classmethod
     def default_taps(cls, target: Target) -> tuple[int, ...]:
@@ -94,9 +93,7 @@ class Medusa(DraftHeads):
 
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
         """Every head at every position whose next-but-one token is trained."""
-        trained = torch.zeros_like(batch.loss_mask)
-        trained[:, :-2] = batch.loss_mask[:, 2:]
-        where, row = trained.nonzero(as_tuple=True)
+        where, row = drafted_from(batch).nonzero(as_tuple=True)
         hidden = batch.taps[where, row]
         for k in range(self.config.lookahead):
             output = Output(lambda x, _, k=k: self.project(k, x), tuple(self.outputs[k : k + 1]))  # type: ignore[misc]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 import data
 from data.prepare import prepare
@@ -15,7 +16,7 @@ from heads.base import DraftHeads
 from heads.embedded import cache_root, resolve
 from heads.kinds import build, make_config
 from heads.target import Target
-from heads.vocabulary import by_frequency, coverage
+from heads.vocabulary import by_frequency, coverage, size_for
 from train.cache import CacheSpec, open_or_build
 from train.config import RunConfig
 from train.conversations import Conversations
@@ -89,24 +90,31 @@ def load_conversations(config: RunConfig, part: str, target: Target, ranks: Rank
 
 
 def make_heads(config: RunConfig, target: Target, conversations: Conversations, reporter: Reporter) -> DraftHeads:
-    """Fresh heads in float32 (float64 on a float64 target), the same on every process."""
+    """Fresh heads in float32 (float64 on a float64 target), the same on every process.
+
+    Raises:
+        ValueError: settings that do not go together, or that the kind or the target refuses.
+    """
     section = config.heads
+    size, counts = chosen_size(config, target, conversations)
     settings = make_config(
         section.kind,
         target,
         lookahead=section.lookahead,
         taps=section.taps,
-        draft_vocab_size=section.draft_vocab_size,
+        draft_vocab_size=size,
         options=dict(section.options),
     )
     torch.manual_seed(config.train.seed)
     heads = build(settings, target)
-    if settings.draft_vocab_size is not None:
-        counts = conversations.answer_counts(target.vocab_size)
-        ids = by_frequency(counts, settings.draft_vocab_size)
+    if size is not None and counts is not None:
+        ids = by_frequency(counts, size)
         heads.set_draft_vocabulary(ids)
         share = 100 * coverage(counts, ids)
-        reporter.say(f"heads: draft vocabulary of {len(ids)} covers {share:.1f}% of the answer tokens")
+        reporter.say(
+            f"heads: draft vocabulary of {size} covers {share:.1f}% of the answer tokens; "
+            f"{100 - share:.1f}% can never be drafted"
+        )
     heads.initialize()
     heads.to(device=target.device, dtype=torch.promote_types(target.dtype, torch.float32))
     trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
@@ -115,6 +123,19 @@ def make_heads(config: RunConfig, target: Target, conversations: Conversations, 
         f"{trained / 1e6:.2f}M trained parameters, for {target.name}"
     )
     return heads
+
+
+def chosen_size(config: RunConfig, target: Target, conversations: Conversations) -> tuple[int | None, Tensor | None]:
+    """Size of the draft vocabulary, None for the target's own, and (V,) the counts that it is chosen by."""
+    size, share = config.heads.draft_vocab_size, config.heads.draft_vocab_coverage
+    if size is not None and share is not None:
+        raise ValueError(
+            f"heads.draft_vocab_size is {size} and heads.draft_vocab_coverage {share}: name one, the other follows"
+        )
+    if size is None and share is None:
+        return None, None
+    counts = conversations.answer_counts(target.vocab_size)
+    return (size if share is None else size_for(counts, share)), counts
 
 
 def make_features(

@@ -64,6 +64,9 @@ class HeadsSection:
     draft_vocab_size: int | None = knob(
         None, "most frequent answer tokens the heads can draft; unset: the whole vocabulary"
     )
+    draft_vocab_coverage: float | None = knob(
+        None, "instead of a size: as many of the most frequent as make up this share of the answers, such as 0.95"
+    )
     options: dict[str, Any] = table({}, "further options of the kind")  # noqa: RUF009
 
 

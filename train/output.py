@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.loop import Trainer, continued_settings
@@ -97,6 +98,21 @@ def _copy_heads(source: Path, folder: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
+def draft_vocabulary(trainer: Trainer) -> dict[str, Any] | None:
+    """What the heads can draft: ``tokens`` of ``of``, and the share of the target's answers that they never can,
+    in training and held out (None without held-out conversations); None for the whole vocabulary."""
+    heads = trainer.heads
+    if heads.draft_ids is None:
+        return None
+    missing = {
+        part: None
+        if source is None
+        else 1 - coverage(source.conversations.answer_counts(heads.config.vocab_size), heads.draft_ids.cpu())
+        for part, source in (("train", trainer.train), ("heldout", trainer.heldout))
+    }
+    return {"tokens": len(heads.draft_ids), "of": heads.config.vocab_size, "never_drafted": missing}
+
+
 def _report(trainer: Trainer, target_hash: str, seconds: float) -> dict[str, Any]:
     conversations = trainer.train.conversations
     evaluation = trainer.evaluation
@@ -111,8 +127,10 @@ def _report(trainer: Trainer, target_hash: str, seconds: float) -> dict[str, Any
             "conversations": len(conversations),
             "tokens": int(conversations.lengths.sum()),
             "answer_tokens": conversations.answer_tokens,
+            "longest_tokens": int(conversations.lengths.max()),
             "digest": conversations.digest,
         },
+        "draft_vocabulary": draft_vocabulary(trainer),
         "target_sha256": target_hash,
         "heads": trainer.heads.config.to_dict(),
         "settings": _finished_settings(trainer.config),

@@ -136,6 +136,7 @@ def _summary(
         "seconds": stages.seconds | {"total": round(sum(stages.seconds.values()), 1)},
         "evaluation": evaluation,
         "bench": timing,
+        "draft_vocabulary": trained["draft_vocabulary"],
         "training": {key: trained[key] for key in ("steps", "seconds", "data", "versions")},
     }
 

@@ -30,7 +30,7 @@ RECORDED = ("base_model_name_or_path", "_name_or_path")  # where configs name th
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote: format, folder, files, dtype, engines it is right in, and the name given for the target."""
+    """What an export wrote: format, folder, files, dtype, engines it is right in, the target's name, notes."""
 
     format: str
     folder: str
@@ -39,6 +39,7 @@ class Exported:
     dtype: str
     engines: tuple[str, ...]
     target: str
+    notes: tuple[str, ...] = ()
 
 
 def export_heads(
@@ -81,6 +82,7 @@ def export_heads(
         dtype=str(dtype).removeprefix("torch."),
         engines=files.engines,
         target=name,
+        notes=files.notes,
     )
 
 

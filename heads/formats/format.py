@@ -40,12 +40,14 @@ class Files:
         weights: name of the weights' file.
         tensors: as stored; none shares memory with another.
         engines: in which engines this folder is right; empty where only the format's own project reads it.
+        notes: what the form leaves out without being wrong for it, for the user to know.
     """
 
     config: dict[str, Any]
     weights: str
     tensors: dict[str, Tensor]
     engines: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,12 @@ def only_kind(heads: DraftHeads, kind: str, format_name: str, reason: str) -> No
     """Refuse heads of another kind.
 
     Raises:
-        FormatError: with the reason why this kind has no such form.
+        FormatError: with the reason why this kind has no such form; or they draft in a window, which no form can say.
     """
     if heads.config.kind != kind:
         raise FormatError(f"heads of kind {heads.config.kind} have no {format_name} form: {reason}")
+    if window := heads.config.options.get("window"):
+        raise FormatError(
+            f"these heads attend the last {window} tokens, which has no place in the {format_name} form: engines would "
+            "attend the whole text, as they were not trained to"
+        )

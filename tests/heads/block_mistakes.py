@@ -20,8 +20,8 @@ from heads.block_state import BlockGrower, BlockState
 @contextmanager
 def anchor_seen(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, a block also attends the taps of its own anchor, which decoding does not have yet."""
-    visible = block_module.visible_context
-    patch.setattr(block_module, "visible_context", lambda rows, columns: visible(rows + 1, columns))
+    visible = block_module.visible
+    patch.setattr(block_module, "visible", lambda batch, rows, window: visible(batch, rows + 1, window))
     yield
 
 
@@ -76,7 +76,7 @@ def block_read_in_order(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterato
         mask = torch.ones(n, length, dtype=torch.bool).tril(length - n)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
-    patch.setattr(block_state_module, "_attend", causal)
+    patch.setattr(block_state_module, "attend_stored", causal)
     yield
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heads.autoregressive import Autoregressive
 from heads.base import DraftHeads
 from heads.block import Block
 from heads.eagle import Eagle
@@ -33,10 +34,21 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle 3.1": {"kind": "eagle", "fc_norm": True, "norm_output": True, "draft_vocab": 20},
     "eagle without GQA": {"kind": "eagle", "num_key_value_heads": 4},
     "eagle one key head, wide": {"kind": "eagle", "num_key_value_heads": 1, "head_dim": 16, "taps": (1, 4)},
+    "eagle in a window": {"kind": "eagle", "window": 6, "norm_output": True},
+    "eagle1": {"kind": "eagle1"},
+    "eagle1 draft vocabulary": {"kind": "eagle1", "draft_vocab": 20, "bias": False, "num_key_value_heads": 4},
+    "eagle1 in a window": {"kind": "eagle1", "window": 2},
+    "hydra": {"kind": "hydra"},
+    "hydra draft vocabulary": {"kind": "hydra", "draft_vocab": 20, "layers": 3, "embedding_norm": False},
+    "hydra own output": {"kind": "hydra", "draft_vocab": 20, "own_output": True, "num_key_value_heads": 1},
+    "hydra without a prefix": {"kind": "hydra", "prefix": False},
+    "hydra on fused taps": {"kind": "hydra", "taps": (1, 2, 4)},
+    "hydra in a window": {"kind": "hydra", "window": 5},
     "block": {"kind": "block"},
     "block, slots of their own place": {"kind": "block", "shifted": False},
     "block draft vocabulary": {"kind": "block", "draft_vocab": 20, "confidence": True},
     "block own output": {"kind": "block", "draft_vocab": 20, "own_output": True, "markov_rank": 0},
+    "block in a window": {"kind": "block", "window": 4},
     "block without GQA": {"kind": "block", "num_key_value_heads": 4, "layers": 3},
     "block one key head, wide": {
         "kind": "block",
@@ -75,36 +87,41 @@ class Seen:
 def states_of(heads: DraftHeads) -> Iterator[list[Tensor]]:
     """What the output matrix reads while drafting, in the order in which it is read: (n, H) each."""
     found: list[Tensor] = []
-    hooks = []
     if isinstance(heads, Block):
         with slots_of(heads, found):
+            yield found
+        return
+    if isinstance(heads, Autoregressive):
+        with outputs_of(heads, found):
             yield found
         return
 
     def note(module: Any, inputs: Any, output: Tensor) -> None:
         found.append(output.detach().reshape(-1, output.shape[-1]))
 
-    modules = [heads.norm] if isinstance(heads, Eagle) else list(heads.blocks)  # type: ignore[arg-type]
-    if isinstance(heads, Eagle) and heads.config.options["norm_output"]:
-        # the norm also feeds the next step; the last reading before logits is theirs
-        original = heads.logits
-
-        def logits(out: Tensor) -> Tensor:
-            found.append(heads.norm(out).detach().reshape(-1, out.shape[-1]))
-            return original(out)
-
-        heads.__dict__["logits"] = logits
-        try:
-            yield found
-        finally:
-            del heads.__dict__["logits"]
-        return
-    hooks = [module.register_forward_hook(note) for module in modules]
+    hooks = [module.register_forward_hook(note) for module in heads.blocks]  # type: ignore[union-attr]
     try:
         yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def outputs_of(heads: Autoregressive, found: list[Tensor]) -> Iterator[None]:
+    """The layer's outputs, behind a final norm where there is one."""
+    original = heads.logits
+    norm = heads.norm if isinstance(heads, Eagle) else lambda out: out
+
+    def logits(out: Tensor) -> Tensor:
+        found.append(norm(out).detach().reshape(-1, out.shape[-1]))
+        return original(out)
+
+    heads.__dict__["logits"] = logits
+    try:
+        yield
+    finally:
+        del heads.__dict__["logits"]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,10 +20,14 @@ from tests.tiny import tiny_model
 
 VOCAB = 64
 TREE = Draft((7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 1, 2, 4), (None,) * 7)
+ON_LAST_STATE = ("medusa", "hydra", "eagle1")  # kinds whose default taps every target has
+GAIN = {"eagle1": 0.7}  # of random matrices; 1.5 elsewhere, which a layer without norms would blow up step by step
 STORED: dict[str, dict[str, Any]] = {
     "medusa": {"kind": "medusa", "layers": 2, "own_output": True},
     "eagle": {"kind": "eagle", "draft_vocab": 20, "fc_norm": True},
     "block": {"kind": "block", "draft_vocab": 20, "own_output": True, "confidence": True},
+    "eagle1": {"kind": "eagle1", "draft_vocab": 20},
+    "hydra": {"kind": "hydra", "draft_vocab": 20, "layers": 2, "own_output": True, "window": 8},
 }
 
 
@@ -45,7 +50,7 @@ def small_heads(
     **options: Any,
 ) -> DraftHeads:
     """Heads whose every weight is random, so that none is at a special value; in the target's dtype and eval mode."""
-    if taps is None and kind != "medusa":
+    if taps is None and kind not in ON_LAST_STATE:
         taps = (1, 2, 3)
     config = heads.make_config(
         kind, target, lookahead=lookahead, taps=taps, draft_vocab_size=draft_vocab, options=options
@@ -58,10 +63,27 @@ def small_heads(
         for parameter in built.parameters():
             noise = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
             if parameter.dim() == 2:
-                parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[1]))
+                parameter.copy_(noise * GAIN.get(kind, 1.5) / math.sqrt(parameter.shape[1]))
             else:
                 parameter.copy_(1 + 0.3 * noise)
     return built.eval()
+
+
+def memorized(case: dict[str, Any], target: Target, text: Sequence[int], steps: int = 120) -> DraftHeads:
+    """Heads as training starts from them, taught one text until they draft it."""
+    kind, options = str(case["kind"]), {name: value for name, value in case.items() if name != "kind"}
+    taps = None if kind in ON_LAST_STATE else (1, 2, 3)
+    config = heads.make_config(kind, target, lookahead=3, taps=taps, options=options)
+    torch.manual_seed(0)
+    made = heads.build(config, target).to(target.dtype)
+    made.initialize()
+    batch = batch_of(target, config.taps, torch.tensor([text]))
+    optimizer = torch.optim.Adam(made.parameters(), lr=1e-2)
+    for _ in range(steps):
+        made.loss(batch, soft_ce, measure=False).total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return made.eval()
 
 
 def random_ids(length: int, *, rows: int = 1, seed: int = 0, vocab: int = VOCAB) -> Tensor:

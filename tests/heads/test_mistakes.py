@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import heads.eagle as eagle_module
+import heads.autoregressive as autoregressive_module
+from heads.autoregressive import Autoregressive
 from heads.base import DraftHeads
-from heads.eagle import Eagle
 from heads.eagle_state import EagleGrower, EagleState
 from heads.kv import KVStore
 from heads.medusa import Medusa
 from tests.heads.block_mistakes import BLOCK_MISTAKES
+from tests.heads.hydra_mistakes import HYDRA_MISTAKES
 from tests.heads.parity import BOUND, CASES, LOOKAHEAD, decoded, make, text_for, unrolled
 from tests.heads.small import batch_of, read, small_target
 
@@ -53,9 +54,9 @@ def draft_position_off_by_one(heads: DraftHeads, patch: pytest.MonkeyPatch) -> I
     after = EagleGrower.after
 
     def shifted(self: EagleGrower, *args: Any) -> Tensor:
-        rotation = Eagle.rotation
+        rotation = Autoregressive.rotation
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Eagle, "rotation", lambda s, positions, dtype: rotation(s, positions + 1, dtype))
+            inner.setattr(Autoregressive, "rotation", lambda s, positions, dtype: rotation(s, positions + 1, dtype))
             return after(self, *args)
 
     patch.setattr(EagleGrower, "after", shifted)
@@ -68,9 +69,9 @@ def equal_positions(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[No
     after = EagleGrower.after
 
     def flat(self: EagleGrower, *args: Any) -> Tensor:
-        rotation, row = Eagle.rotation, self.state.rows - 1
+        rotation, row = Autoregressive.rotation, self.state.rows - 1
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Eagle, "rotation", lambda s, p, dtype: rotation(s, torch.full_like(p, row), dtype))
+            inner.setattr(Autoregressive, "rotation", lambda s, p, dtype: rotation(s, torch.full_like(p, row), dtype))
             return after(self, *args)
 
     patch.setattr(EagleGrower, "after", flat)
@@ -83,9 +84,9 @@ def committed_position_off_by_one(heads: DraftHeads, patch: pytest.MonkeyPatch) 
     catch_up = EagleState.catch_up
 
     def shifted(self: EagleState) -> Tensor:
-        rotation, extra = Eagle.rotation, int(self.rows > 0)
+        rotation, extra = Autoregressive.rotation, int(self.rows > 0)
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Eagle, "rotation", lambda s, positions, dtype: rotation(s, positions + extra, dtype))
+            inner.setattr(Autoregressive, "rotation", lambda s, positions, dtype: rotation(s, positions + extra, dtype))
             return catch_up(self)
 
     patch.setattr(EagleState, "catch_up", shifted)
@@ -122,27 +123,27 @@ def later_steps_of_other_rows_seen(heads: DraftHeads, patch: pytest.MonkeyPatch)
         k, v = torch.cat([k0, *(k for k, _ in own)], 2), torch.cat([v0, *(v for _, v in own)], 2)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
-    patch.setattr(eagle_module, "_attend_unrolled", attend)
+    patch.setattr(autoregressive_module, "attend_rows", attend)
     yield
 
 
 @contextmanager
 def future_rows_seen(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, a row also attends the next one."""
-    attend = eagle_module._attend_unrolled
+    attend = autoregressive_module.attend_rows
 
     def late(q: Tensor, k0: Tensor, v0: Tensor, causal: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return attend(q, k0, v0, torch.cat([causal[..., :1], causal[..., :-1]], -1), own)
 
-    patch.setattr(eagle_module, "_attend_unrolled", late)
+    patch.setattr(autoregressive_module, "attend_rows", late)
     yield
 
 
 @contextmanager
 def hidden_shifted_between_steps(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, a step reads the state of the row before, as EAGLE's data is shifted."""
-    feed_back = Eagle.feed_back
-    patch.setattr(Eagle, "feed_back", lambda self, out: feed_back(self, out.roll(1, -2) if out.dim() == 3 else out))
+    kind, feed_back = type(heads), type(heads).feed_back  # type: ignore[attr-defined]
+    patch.setattr(kind, "feed_back", lambda self, out: feed_back(self, out.roll(1, -2) if out.dim() == 3 else out))
     yield
 
 
@@ -180,6 +181,62 @@ def row_off_by_one(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[Non
     yield
 
 
+@contextmanager
+def window_in_training_alone(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decoding attends all that was committed."""
+    start = heads.start
+
+    def unlimited(*args: Any) -> Any:
+        state = start(*args)
+        state.window = 0
+        return state
+
+    patch.setitem(heads.__dict__, "start", unlimited)
+    yield
+
+
+@contextmanager
+def window_off_by_one(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decoding keeps one row more."""
+    start = heads.start
+
+    def wider(*args: Any) -> Any:
+        state = start(*args)
+        state.window += 1
+        return state
+
+    patch.setitem(heads.__dict__, "start", wider)
+    yield
+
+
+@contextmanager
+def embedding_and_state_exchanged(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decoding fuses them in the other order."""
+    catch_up, inputs = EagleState.catch_up, type(heads).inputs  # type: ignore[attr-defined]
+
+    def turned(self: EagleState) -> Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(type(heads), "inputs", lambda s, embedding, hidden: inputs(s, hidden, embedding))
+            return catch_up(self)
+
+    patch.setattr(EagleState, "catch_up", turned)
+    yield
+
+
+@contextmanager
+def fused_without_the_token(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decoding's residual is the state, as in EAGLE-3, not what token and state were fused to."""
+    after, inputs = EagleGrower.after, type(heads).inputs  # type: ignore[attr-defined]
+
+    def beside(self: EagleGrower, *args: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(type(heads), "inputs", lambda s, e, hidden: (inputs(s, e, hidden)[0], hidden))
+            return after(self, *args)
+
+    patch.setattr(EagleGrower, "after", beside)
+    yield
+
+
 Mistake = Callable[[DraftHeads, pytest.MonkeyPatch], Any]
 ANY: list[Mistake] = [tap_off_by_one]
 IN_EAGLE: list[Mistake] = [
@@ -196,10 +253,17 @@ IN_EAGLE: list[Mistake] = [
 ]
 IN_MEDUSA: list[Mistake] = [*ANY, head_off_by_one, row_off_by_one]
 IN_BLOCK: list[Mistake] = [*ANY, *BLOCK_MISTAKES, stale_draft]
+IN_HYDRA: list[Mistake] = [*ANY, *HYDRA_MISTAKES]
+IN_A_WINDOW: list[Mistake] = [window_in_training_alone, window_off_by_one]
 PLANTED = [(case, mistake) for case in ("eagle", "eagle 3.1") for mistake in IN_EAGLE] + [
     ("medusa", mistake) for mistake in IN_MEDUSA
 ]
 PLANTED += [("block", mistake) for mistake in IN_BLOCK]
+PLANTED += [("eagle1", mistake) for mistake in (*IN_EAGLE, embedding_and_state_exchanged, fused_without_the_token)]
+PLANTED += [("hydra", mistake) for mistake in IN_HYDRA]
+PLANTED += [
+    (f"{kind} in a window", mistake) for kind in ("eagle", "eagle1", "hydra", "block") for mistake in IN_A_WINDOW
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from heads.grow import Budget, Sampler
-from heads.vocabulary import by_frequency, check_ids, coverage
+from heads.kinds import KINDS
+from heads.vocabulary import by_frequency, check_ids, coverage, size_for
 from tests.heads.small import random_ids, read, small_heads, small_target
 
 COUNTS = torch.tensor([5, 0, 7, 5, 1, 7, 5, 0])
@@ -33,6 +34,31 @@ def test_coverage_is_the_share_of_what_is_said() -> None:
     assert coverage(torch.zeros(8, dtype=torch.long), torch.tensor([1])) == 0
 
 
+# 7 7 5 5 5 1 of 30 in that order: 7/30, 14/30, 19/30, 24/30, 29/30, 1
+@pytest.mark.parametrize(
+    ("share", "size"),
+    [(0.01, 1), (7 / 30, 1), (0.24, 2), (14 / 30, 2), (0.5, 3), (0.8, 4), (0.81, 5), (29 / 30, 5), (0.97, 6), (1, 6)],
+)
+def test_a_share_asks_for_the_fewest_tokens_that_cover_it(share: float, size: int) -> None:
+    assert size_for(COUNTS, share) == size
+    assert coverage(COUNTS, by_frequency(COUNTS, size)) >= share * (1 - 1e-12)
+    assert size == 1 or coverage(COUNTS, by_frequency(COUNTS, size - 1)) < share
+
+
+def test_shares_written_in_decimals_are_met_exactly() -> None:
+    """Ten tokens a tenth each: 0.3 of them is three, though 0.1 three times is a little more than 0.3."""
+    for tenths in range(1, 11):
+        assert size_for(torch.full((10,), 7), tenths / 10) == tenths
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
+def test_shares_that_are_none_are_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="a share above 0 and at most 1 of what is said, not"):
+        size_for(COUNTS, share)
+    with pytest.raises(ValueError, match="where nothing was said"):
+        size_for(torch.zeros(8, dtype=torch.long), 0.9)
+
+
 def test_maps_are_checked() -> None:
     assert check_ids(torch.tensor([2, 5, 7], dtype=torch.int32), 3, 8).dtype == torch.int64
     with pytest.raises(ValueError, match=r"has \(2,\) ids where the config says 3"):
@@ -42,7 +68,7 @@ def test_maps_are_checked() -> None:
             check_ids(torch.tensor(wrong), 3, 8)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_hold_target_ids(kind: str) -> None:
     """A vocabulary of three whose tokens are 2, 5 and 7."""
     target = small_target()

@@ -40,6 +40,16 @@ def made(report: dict[str, Any] | None = REPORT, **changes: Any) -> str:
     return card(replace(CONFIG, **changes), "org/heads", parameters=9_800_000, report=report)
 
 
+def test_what_can_never_be_drafted_is_said_where_it_is_known() -> None:
+    known = {"tokens": 8192, "of": 49152, "never_drafted": {"train": 0.0421, "heldout": 0.05}}
+    label = "| tokens of the target's answers that they can never draft |"
+    assert f"{label} 4.2% of those trained on, 5.0% of those held out |" in made({"draft_vocabulary": known})
+    alone = {"never_drafted": {"train": 0.0421, "heldout": None}}
+    assert f"{label} 4.2% of those trained on |" in made({"draft_vocabulary": alone})
+    for nothing in ({}, {"draft_vocabulary": None}):
+        assert "never draft" not in made(nothing, draft_vocab_size=None)
+
+
 def test_everything_reported_is_there() -> None:
     text = made()
     for said in [

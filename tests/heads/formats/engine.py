@@ -1,4 +1,4 @@
-"""EAGLE-3, DFlash and Medusa folders read as an engine reads them: plain torch on the stored tensors, nothing of ours.
+"""EAGLE, DFlash and Medusa folders read as an engine reads them: plain torch on the stored tensors, nothing of ours.
 
 Written from the formats' description alone, row by row and without a cache, so that what is exported is checked by
 something that shares no code and no shortcut with what made it.
@@ -117,6 +117,33 @@ class Eagle3(Reader):
                 back = normed if self.config.get("norm_output") else out
                 states, follow = torch.cat([states, back[None]]), torch.cat([follow, torch.tensor([token])])
         return found
+
+
+class Eagle1(Reader):
+    """An EAGLE-1 folder: states foretold one after another, spoken by the target's own output matrix."""
+
+    @torch.no_grad()
+    def draft(self, text: Tensor, root: int, tokens: Sequence[int]) -> list[Tensor]:
+        """Logits (V,) of every token behind the root, along a draft of such tokens."""
+        states = self.model.model(text[None]).last_hidden_state[0]
+        follow, found = torch.cat([text[1:], torch.tensor([root])]), []
+        for token in [*tokens, None]:
+            out = self.outputs(states, follow)[-1]
+            found.append(self.model.get_output_embeddings().weight @ out)
+            if token is not None:
+                states, follow = torch.cat([states, out[None]]), torch.cat([follow, torch.tensor([token])])
+        return found
+
+    def outputs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """(n, H): row i fuses a state with the token after it, and sees rows up to its own."""
+        x = torch.cat([self.model.get_input_embeddings().weight[tokens], hidden], -1) @ self.tensors["fc.weight"].T
+        x = x + self.tensors.get("fc.bias", torch.zeros_like(x[0]))
+        assert ("fc.bias" in self.tensors) == self.config["bias"]
+        q, k, v = (self.split(x @ self.tensors[f"layers.0.self_attn.{name}_proj.weight"].T) for name in "qkv")
+        places = torch.arange(len(tokens))
+        q, k = self.turned(q, places), self.turned(k, places)
+        rows = torch.stack([self.read(q[i], k[: i + 1], v[: i + 1]) for i in range(len(tokens))])
+        return self.feed_forward(x + rows @ self.tensors["layers.0.self_attn.o_proj.weight"].T, "layers.0")
 
 
 class DFlash(Reader):

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heads.eagle import Eagle
-from heads.formats import FormatError, export_heads, import_heads
-from tests.heads.formats.cases import CASES, FULL, OTHER, USUAL, drafted
+from heads.formats import export_heads, import_heads
+from tests.heads.formats.cases import CASES, FULL, OTHER, drafted
 from tests.heads.formats.edit import WEIGHTS, dflash, eagle, medusa, read, reconfigure, refused, rewrite
-from tests.heads.small import batch_of, logits_of, random_ids, small_heads, small_target
+from tests.heads.small import batch_of, logits_of, random_ids, relative, small_heads, small_target
 
 LAYER = "transformer_layer_config"
 
@@ -98,7 +98,7 @@ def test_vllms_medusa_may_hold_all_rows_and_a_map(tmp_path: Path) -> None:
     rewrite(tmp_path / "out", lambda tensors: tensors.update({"token_map": ids}))
     back = read(tmp_path / "out")
     assert back.target_ids.tolist() == [3, 17, 40]
-    assert torch.equal(logits_of(back), logits_of(made)[..., back.target_ids])
+    assert relative(logits_of(back), logits_of(made)[..., back.target_ids]) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -198,18 +198,6 @@ def test_unshifted_slots_draft_what_training_unrolled(tmp_path: Path) -> None:
     ours = drafted(back, text[0, :7], int(text[0, 7]), text[0, 8:11].tolist())
     for step, logits in zip(steps, ours, strict=True):
         assert torch.allclose(step.logits[row], logits, rtol=1e-10, atol=1e-10)
-
-
-# formats that are not ours to hold
-
-
-def test_eagle1_is_recognised_and_refused_by_name(tmp_path: Path) -> None:
-    layer = [f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"] + ["layers.0.mlp.up_proj.weight"]
-    save_file({name: torch.ones(32, 32) for name in layer} | {"fc.weight": torch.ones(32, 64)}, tmp_path / WEIGHTS)
-    refused(tmp_path, "holds EAGLE-1 or 2 heads .* no kind of heads here can hold them")
-    made = small_heads(target=small_target(layers=8), **USUAL)
-    with pytest.raises(FormatError, match="heads of kind eagle have no eagle1 form"):
-        export_heads(made, "eagle1", tmp_path / "out")
 
 
 def test_what_is_of_no_format_says_what_it_holds(tmp_path: Path) -> None:

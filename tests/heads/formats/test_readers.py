@@ -9,7 +9,7 @@ import torch
 
 from heads.formats import export_heads
 from tests.heads.formats.cases import CASES, drafted
-from tests.heads.formats.engine import BLOCKS, Eagle3
+from tests.heads.formats.engine import BLOCKS, Eagle1, Eagle3
 from tests.heads.formats.engine import MEDUSA as MEDUSA_READERS
 from tests.heads.small import random_ids
 
@@ -31,6 +31,16 @@ def test_a_reader_of_its_own_drafts_the_same_from_an_eagle_folder(name: str, tmp
     if len(done.engines) == 1 and case.to == "eagle3":
         reader = Eagle3(tmp_path / "out", made.target.model, wrong)
         assert reader.taps != list(made.config.taps), "the reader would see ids that are off by one"
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.to == "eagle1"])
+def test_a_reader_of_its_own_drafts_the_same_from_an_eagle1_folder(name: str, tmp_path: Path) -> None:
+    made = CASES[name].make()
+    export_heads(made, "eagle1", tmp_path / "out", engine=CASES[name].engine)
+    text, root, tokens = random_ids(9)[0], 11, [5, 40, 23]
+    theirs = Eagle1(tmp_path / "out", made.target.model).draft(text, root, tokens)
+    for one, other in zip(drafted(made, text, root, tokens), theirs, strict=True):
+        assert float((one - other).abs().max() / one.abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.to == "medusa"])

@@ -18,12 +18,14 @@ DECODED = [
     "eagle3 3.1",
     "eagle3 sglang",
     "speculators",
+    "eagle1 vllm",
     "medusa own",
     "medusa vllm reduced",
     "dflash shape",
     "dspark full",
 ]
-TRAINED = ["eagle3 reduced", "eagle3 3.1", "speculators 3.1", "medusa", "medusa vllm own", "dflash", "dspark full"]
+TRAINED = ["eagle3 reduced", "eagle3 3.1", "eagle1", "speculators 3.1", "medusa", "medusa vllm own", "dflash"]
+TRAINED += ["dspark full"]
 
 
 def come_back(name: str, tmp_path: Path) -> tuple[DraftHeads, DraftHeads]:
