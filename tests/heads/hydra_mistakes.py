@@ -118,14 +118,14 @@ def prefix_of_later_rows(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterat
 @contextmanager
 def trained_tokens_shifted(heads: DraftHeads, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, head k reads token k in place of the root, as if the root were drafted as well."""
-    head = Hydra.head
+    residual = Hydra.residual
 
     def late(self: Hydra, k: int, state: Tensor, embedded: Tensor) -> Tensor:
         width = state.shape[-1]
         moved = torch.cat([embedded[..., width:], embedded[..., -width:]], -1)
-        return head(self, k, state, moved if state.dim() == 2 and state.shape[0] > 1 else embedded)
+        return residual(self, k, state, moved if state.dim() == 2 and state.shape[0] > 1 else embedded)
 
-    patch.setattr(Hydra, "head", late)
+    patch.setattr(Hydra, "residual", late)
     yield
 
 

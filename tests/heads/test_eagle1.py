@@ -10,7 +10,6 @@ import torch
 from heads.config import ConfigError
 from heads.eagle1 import Eagle1
 from heads.kinds import build, make_config
-from tests.heads.parity import states_of
 from tests.heads.small import batch_of, random_ids, relative, small_heads, small_target, soft_ce
 
 
@@ -38,15 +37,14 @@ def test_the_loss_on_states_is_smooth_l1_with_the_targets_next_one(weight: float
     """Half the square of a difference below 1, the difference less a half above, a mean over the width."""
     made = random_eagle1(feature_weight=weight)
     batch = batch_of(made.target, made.config.taps, random_ids(14), random_ids(14, seed=4, vocab=2).bool())
-    with states_of(made) as outputs:
-        steps = list(made.unroll(batch))
+    steps = list(made.unroll(batch))
     report = made.loss(batch, lambda draft, teacher: {"none": 0.0 * draft.sum(-1)})
     if not weight:
         assert set(report.terms) == {"none"} and float(report.total.detach()) == 0
         return
     seen = False
-    for j, (step, out) in enumerate(zip(steps, outputs, strict=True)):
-        wanted = 0.0
+    for j, step in enumerate(steps):
+        out, wanted = step.states.detach(), 0.0
         for n, row in enumerate(step.row.tolist()):
             if row + 2 + j < 14 and batch.loss_mask[0, row + 2 + j]:
                 gaps = (out[n] - batch.hidden[0, row + 1 + j]).abs()

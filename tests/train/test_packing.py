@@ -20,7 +20,7 @@ from heads.base import DraftHeads, LossReport
 from heads.judge import TrainingBatch
 from heads.kinds import KINDS
 from heads.target import Target
-from tests.heads.small import number, small_heads, soft_ce
+from tests.heads.small import ON_LAST_STATE, number, small_heads, soft_ce
 from tests.tiny import tiny_model
 from tests.train.conftest import Launch
 from tests.train.world import Rows, conversations, losses, tiny_target
@@ -39,7 +39,7 @@ DOUBLE = torch.float64
 def made(kind: str, target: Target, **options: Any) -> DraftHeads:
     """Drafting so deep that a row reaches past what has no mark of the next text."""
     options = {"lookahead": 5} | options
-    return small_heads(kind, target, taps=None if kind == "medusa" else TAPS, **options)
+    return small_heads(kind, target, taps=None if kind in ON_LAST_STATE else TAPS, **options)
 
 
 def taps_of(heads: DraftHeads) -> tuple[int, ...]:
@@ -67,11 +67,16 @@ def assert_sum(whole: LossReport, parts: Sequence[LossReport]) -> None:
     assert whole.overlap.tolist() == pytest.approx(overlap, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_packed_loss_is_the_sum_of_separate_ones(kind: str) -> None:
+IN_A_WINDOW: list[tuple[str, dict[str, Any]]] = [
+    (kind, {"window": 3}) for kind in ("eagle", "eagle1", "hydra", "block")
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), *IN_A_WINDOW])
+def test_a_packed_loss_is_the_sum_of_separate_ones(kind: str, options: dict[str, Any]) -> None:
     """And its gradient is the sum of theirs."""
     target = tiny_target()
-    heads = made(kind, target)
+    heads = made(kind, target, **options)
     inner = source(target, taps_of(heads))
     every = list(range(len(LENGTHS)))
     parts = [heads.loss(inner.batch([i]), soft_ce) for i in every]
@@ -200,17 +205,17 @@ def targets_cross(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(judge_module.TeacherRows, "rows", crossing)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "block"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle1", "hydra", "block"])
 @pytest.mark.parametrize("mistake", [blind_to_texts, positions_run_on, target_reads_on, targets_cross])
 def test_planted_mistakes_show(mistake: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary positions count in the target only relative to each other, so there learned ones must show it."""
     target = Target(tiny_model("gpt2" if mistake is positions_run_on else "llama"), name="tiny")
     heads = made(kind, target)
-    inner = source(target, TAPS)
+    inner = source(target, taps_of(heads))
     with torch.no_grad():
         parts = sum(number(heads.loss(inner.batch([i]), soft_ce).total) for i in range(8))
         mistake(monkeypatch)
-        whole = PackedOnline(target, inner.conversations, TAPS, DOUBLE).batch(range(8))
+        whole = PackedOnline(target, inner.conversations, inner.taps, DOUBLE).batch(range(8))
         assert abs(number(heads.loss(whole, soft_ce).total) / parts - 1) > 1e-4
 
 
