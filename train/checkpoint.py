@@ -1,33 +1,36 @@
 """Checkpoints that are whole or not there, and the state a run goes on from.
 
-    checkpoints/step-00000200/   heads/               loads like any heads folder
-                                 optimizer.safetensors  (or DeepSpeed's own files)
-                                 random-0.safetensors   generator states, one file a process
-                                 progress.json          step, place in the data, best so far, settings
+    checkpoints/step-00000200/   heads/                   loads like any heads folder
+                                 optimizer.safetensors    (or DeepSpeed's own files)
+                                 process-0.safetensors    generators and sums not yet logged, one file a process
+                                 progress.json            step, place in the data, best so far, settings; the size and
+                                                          hash of every other file, and a hash of itself
 
 Everything is written to a hidden folder beside and renamed at the end. There is no stored schedule and no stored
-order: both follow from the settings and the numbers in progress.json.
+order: both follow from the settings and the numbers in progress.json. A checkpoint that is not what was written is
+never loaded: the newest whole one is, and the broken ones are set aside as ``step-00000200.damaged``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from heads.base import DraftHeads
-from heads.store import WEIGHTS, read_tensors
+from train.engine_state import EngineState, read_own, write_own
+from train.figures import Sums
+from train.files import sync
+from train.manifest import PROGRESS, fault, read_progress, seal, sizes_and_hashes
 from train.ranks import Ranks
 
-PROGRESS = "progress.json"
+FORMAT = 2
+PLACE = re.compile(r"step-(\d{8,})")
+# what a killed run may leave: half written, half removed, or put out of the way of a newer one at the same step
+LEFT = re.compile(r"\.(step-\d{8,})\.(partial|gone|old)")
 
 
 @dataclass
@@ -38,6 +41,9 @@ class Progress:
         step: optimizer steps done.
         epoch, batch: the next step's place in the data.
         best, best_step: highest decoded tokens per round of an evaluation so far, and the step it was at.
+        log_bytes: size of log.jsonl.
+        figures: what was last logged of training.
+        evaluation: what the last evaluation found, and ``step``, when it was.
     """
 
     step: int = 0
@@ -45,6 +51,9 @@ class Progress:
     batch: int = 0
     best: float = 0.0
     best_step: int = -1
+    log_bytes: int = 0
+    figures: dict[str, float] | None = None
+    evaluation: dict[str, Any] | None = None
 
 
 class Checkpoints:
@@ -52,52 +61,80 @@ class Checkpoints:
 
     Args:
         folder: the run folder's ``checkpoints``.
-        model, optimizer: as ``Accelerator.prepare`` returned them.
-        heads: the heads inside the model.
+        state: weights and optimizer, as the engine that runs writes them.
+        sums: what is stored of figures that are not logged yet.
         settings: what must be equal for a run to be continued; stored with each checkpoint.
+        others: settings that may differ then, which is said.
         keep: newest checkpoints to keep, beside the best.
     """
 
     def __init__(
         self,
         folder: Path,
-        accelerator: Accelerator,
-        model: Any,
-        optimizer: Any,
-        heads: DraftHeads,
+        ranks: Ranks,
+        state: EngineState,
+        sums: Sums,
         settings: dict[str, Any],
+        others: dict[str, Any],
         keep: int,
     ) -> None:
-        self.folder, self.heads, self.settings, self.keep = folder, heads, settings, max(1, keep)
-        self.ranks = Ranks(accelerator)
-        self._model, self._optimizer = model, optimizer
-        self._deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.folder, self.ranks, self.state, self.sums = folder, ranks, state, sums
+        self.settings, self.others, self.keep = settings, others, max(1, keep)
 
     def at(self, step: int) -> Path:
         """Folder of the checkpoint at ``step``, whether it exists or not."""
         return self.folder / f"step-{step:08d}"
 
-    def newest(self) -> Path | None:
-        """The checkpoint of the highest step."""
-        return max((path.parent for path in self.folder.glob(f"step-*/{PROGRESS}")), default=None)
+    def there(self) -> list[Path]:
+        """All that stand here, broken ones too, the newest first; an empty folder is none."""
+        if not self.folder.is_dir():
+            return []
+        places = [place for place in self.folder.iterdir() if PLACE.fullmatch(place.name) and place.is_dir()]
+        return sorted((place for place in places if any(place.iterdir())), key=_step, reverse=True)
+
+    def newest(self, say: Callable[[str], None] = lambda text: None) -> Path | None:
+        """The whole checkpoint of the highest step; newer ones that are broken are named and set aside.
+
+        What a killed run left half done is cleared away first. All processes call it, before they train.
+
+        Raises:
+            ValueError: there are checkpoints, and all are broken; they are left where they are.
+        """
+        self.ranks.on_main(self._clear, f"clearing {self.folder}")
+        broken: list[tuple[Path, str]] = []
+        for place in self.ranks.share(self.there()):
+            found = fault(place, self.ranks)
+            if found is None:
+                for each, what in broken:
+                    say(f"warning: checkpoint {each} is damaged ({what}): kept as {self._set_aside(each)}")
+                return place
+            broken.append((place, found))
+        if broken:
+            listed = "; ".join(f"{place}: {what}" for place, what in broken)
+            raise ValueError(
+                f"no checkpoint of this run is whole ({listed}): restore one of them, or set output.folder to a new "
+                "folder"
+            )
+        return None
 
     def save(self, progress: Progress) -> Path:
-        """Write a checkpoint; all processes call it. One that is there already is left as it is.
+        """Write a checkpoint; all processes call it. One that is there with the same progress is left as it is.
 
         Raises:
             OSError: on every process, when it failed on any; nothing of it is left then, older ones are untouched.
         """
         place = self.at(progress.step)
-        if self.ranks.share(place.exists()):
+        if self.ranks.share(_same(place, progress)):
             return place
         partial = place.with_name(f".{place.name}.partial")
         self._together(lambda: self._start(partial), f"writing checkpoint {place}", partial)
-        self._together(lambda: self._write(partial, progress), f"writing checkpoint {place}", partial)
-        self._together(lambda: partial.rename(place) if self.ranks.main else None, f"placing {place}", partial)
-        self._prune(progress.best_step)
+        self._together(lambda: self._parts(partial), f"writing checkpoint {place}", partial)
+        self._together(lambda: self._seal(partial, progress), f"writing checkpoint {place}", partial)
+        self._together(lambda: self._place(partial, place), f"placing {place}", partial)
+        self.ranks.on_main(lambda: self._prune(progress.best_step), f"pruning {self.folder}")
         return place
 
-    def _together(self, action: Any, doing: str, partial: Path) -> None:
+    def _together(self, action: Callable[[], object], doing: str, partial: Path) -> None:
         """Run ``action`` everywhere; if it fails anywhere, remove what was written and raise everywhere."""
         error: Exception | None = None
         try:
@@ -113,83 +150,118 @@ class Checkpoints:
 
     def _start(self, partial: Path) -> None:
         if self.ranks.main:
-            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed while it wrote
+            shutil.rmtree(partial, ignore_errors=True)  # of an attempt that failed
             partial.mkdir(parents=True)
 
-    def _write(self, partial: Path, progress: Progress) -> None:
-        save_file(_generator_states(), partial / f"random-{self.ranks.index}.safetensors")
-        if self._deepspeed:
-            self._model.save_checkpoint(str(partial / "deepspeed"), tag="state")
+    def _parts(self, partial: Path) -> None:
+        if not partial.is_dir():
+            raise OSError(f"process {self.ranks.index} does not see {partial}: output.folder must be on a shared disk")
+        write_own(partial, self.ranks, self.sums)
+        self.state.write(partial)
+
+    def _seal(self, partial: Path, progress: Progress) -> None:
+        files = sizes_and_hashes(partial, self.ranks)
+        if self.ranks.main:
+            content = {
+                "format": FORMAT,
+                "progress": asdict(progress),
+                "processes": self.ranks.count,
+                "settings": self.settings,
+                "others": self.others,
+                "files": files,
+            }
+            (partial / PROGRESS).write_text(seal(content), encoding="utf-8")
+            sync(partial / PROGRESS)
+            for folder in [partial, *(path for path in partial.rglob("*") if path.is_dir())]:
+                sync(folder)
+
+    def _place(self, partial: Path, place: Path) -> None:
         if not self.ranks.main:
             return
-        self.heads.save_pretrained(partial / "heads")
-        if not self._deepspeed:
-            save_file(_flatten(self._optimizer.state_dict()["state"]), partial / "optimizer.safetensors")
-        content = {"progress": asdict(progress), "processes": self.ranks.count, "settings": self.settings}
-        (partial / PROGRESS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        old = place.with_name(f".{place.name}.old")
+        if (place / PROGRESS).is_file():
+            place.rename(old)
+        partial.rename(place)
+        sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _prune(self, best_step: int) -> None:
-        if self.ranks.main:
-            there = sorted(self.folder.glob(f"step-*/{PROGRESS}"))
-            for path in there[: -self.keep]:
-                if path.parent != self.at(best_step):
-                    shutil.rmtree(path.parent)
-        self.ranks.wait()
+        for place in self.there()[self.keep :]:
+            if place != self.at(best_step) and (place / PROGRESS).is_file():
+                gone = place.with_name(f".{place.name}.gone")
+                place.rename(gone)  # at once, so that it is never found half removed
+                shutil.rmtree(gone)
 
-    def load(self, place: Path) -> Progress:
-        """Put weights, optimizer and generators back, on all processes.
+    def _clear(self) -> None:
+        """Finish what a killed run left half done."""
+        for left in sorted(self.folder.glob(".step-*")):
+            match = LEFT.fullmatch(left.name)
+            if match is None:
+                continue
+            place = left.with_name(match[1])
+            if match[2] == "old" and not place.exists():
+                left.rename(place)
+            else:
+                shutil.rmtree(left)
+
+    def _set_aside(self, place: Path) -> Path:
+        aside = place.with_name(f"{place.name}.damaged")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = place.with_name(f"{place.name}.damaged-{number}")
+        aside = self.ranks.share(aside)
+        self.ranks.on_main(lambda: place.rename(aside), f"renaming {place}")
+        return aside
+
+    def load(self, place: Path, seed: int) -> tuple[Progress, list[str]]:
+        """Put weights, optimizer, generators and sums back, on all processes; a whole checkpoint is asked for.
+
+        Returns:
+            Where it was, and what is otherwise than it was then, in words.
 
         Raises:
-            ValueError: the checkpoint is of a run with other settings (they are named), or is damaged.
+            ValueError: the checkpoint is of a run with other settings (they are named), of another version, or of an
+                engine that cannot go on with so many processes.
         """
-        content = json.loads((place / PROGRESS).read_text(encoding="utf-8"))
+        content = read_progress(place)
+        if content.get("format") != FORMAT:
+            raise ValueError(
+                f"{place} has format {content.get('format', 1)}, this version reads {FORMAT}: set output.folder to a "
+                "new folder"
+            )
         differing = differences(content["settings"], self.settings)
         if differing:
             raise ValueError(
                 f"{place} is of a run with other settings ({'; '.join(differing)}): "
                 "set them back to go on with it, or set output.folder to a new folder"
             )
-        if self._deepspeed:
-            if content["processes"] != self.ranks.count:
-                raise ValueError(f"{place} is DeepSpeed's, of {content['processes']} processes: go on with as many")
-            self._model.load_checkpoint(str(place / "deepspeed"), tag="state")
-        else:
-            self.heads.load_state_dict(read_tensors(place / "heads" / WEIGHTS, self.heads.state_dict()))
-            groups = self._optimizer.state_dict()["param_groups"]
-            state = _unflatten(load_file(place / "optimizer.safetensors"))
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-        random = place / f"random-{self.ranks.index}.safetensors"
-        if random.is_file():  # there are fewer when the run goes on with more processes
-            _restore_generators(load_file(random))
-        return Progress(**content["progress"])
+        progress, before, now = Progress(**content["progress"]), content["processes"], self.ranks.count
+        notes = differences(content["others"], self.others)
+        if before != now:
+            if not self.state.any_processes:
+                raise ValueError(f"{place} is DeepSpeed's, of {before} processes: go on with as many")
+            notes.append(
+                f"{before} {'process' if before == 1 else 'processes'} then, {now} now: the same steps on the same "
+                "conversations; losses differ by rounding" + (", new processes draw anew" if now > before else "")
+            )
+        self.state.read(place)
+        read_own(place, self.ranks, self.sums, before, (seed, progress.step))
+        return progress, notes
+
+
+def _same(place: Path, progress: Progress) -> bool:
+    try:
+        return bool(read_progress(place)["progress"] == json.loads(json.dumps(asdict(progress))))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _step(place: Path) -> int:
+    return int(place.name.removeprefix("step-"))
 
 
 def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """``section.key a → b`` for each setting that changed."""
     names = sorted(stored.keys() | now.keys())
     return [f"{n} {stored.get(n)!r} → {now.get(n)!r}" for n in names if stored.get(n) != now.get(n)]
-
-
-def _flatten(state: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{i}.{name}": value.cpu().contiguous() for i, entry in state.items() for name, value in entry.items()}
-
-
-def _unflatten(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    return state
-
-
-def _generator_states() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_generators(states: dict[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

@@ -42,11 +42,16 @@ class Figures:
 
 
 class Sums:
-    """Adds loss reports up, in float64."""
+    """Adds loss reports up, in float64.
+
+    Attributes:
+        values: what was added since the figures were last formed; None for nothing. A checkpoint keeps it, so that
+            a run that goes on logs what it would have logged.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._values: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
 
     def add(self, report: LossReport, *, counts: bool = True, measured: bool = True) -> None:
         """Add a report; one that does not count is only noted, so that all processes know the same names.
@@ -57,15 +62,15 @@ class Sums:
         seen = report.counts * measured
         parts = [report.total.detach()[None], report.count[None], report.counts, seen, report.accepted, report.overlap]
         values = torch.cat([part.detach().double().cpu() for part in (*parts, *report.terms.values())]) * float(counts)
-        self._values = values if self._values is None else self._values + values
+        self.values = values if self.values is None else self.values + values
 
     def figures(self, ranks: Ranks) -> Figures:
         """Ratios over all processes since the last call, which every process makes; starts anew afterwards."""
-        assert self._values is not None, "nothing was added"
-        total, count, *rest = ranks.add(self._values.tolist())
+        assert self.values is not None, "nothing was added"
+        total, count, *rest = ranks.add(self.values.tolist())
         k = len(rest) // (4 + len(self._names))
         counts, seen, accepted, overlap, *terms = (rest[at : at + k] for at in range(0, len(rest), k))
-        self._values = None
+        self.values = None
 
         def mean(sums: list[float], over: list[float]) -> list[float]:
             return [value / number if number else 0.0 for value, number in zip(sums, over, strict=True)]

@@ -14,20 +14,13 @@ import yaml
 from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations
+from train.files import write_whole
 from train.loop import Trainer, continued_settings
 from train.ranks import Ranks
 from train.settings import to_dict
 from train.trackers import without_secrets
 
 REPORT, SETTINGS, HEADS = "report.json", "config.yaml", "heads"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file beside its place and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def write_settings(config: RunConfig, ranks: Ranks) -> None:
@@ -115,14 +108,14 @@ def draft_vocabulary(trainer: Trainer) -> dict[str, Any] | None:
 
 def _report(trainer: Trainer, target_hash: str, seconds: float) -> dict[str, Any]:
     conversations = trainer.train.conversations
-    evaluation = trainer.evaluation
+    evaluation = trainer.progress.evaluation or {}
     return {
         "steps": trainer.progress.step,
         "seconds": round(seconds, 1),
         "processes": trainer.ranks.count,
         "best": {"step": trainer.progress.best_step, "tokens_per_round": trainer.progress.best},
-        "train": trainer.figures.flat("train") if trainer.figures else None,
-        **(evaluation.to_dict() if evaluation else {}),
+        "train": trainer.progress.figures,
+        **{name: value for name, value in evaluation.items() if name != "step"},
         "data": {
             "conversations": len(conversations),
             "tokens": int(conversations.lengths.sum()),

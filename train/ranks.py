@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 
 class Ranks:
@@ -44,6 +44,26 @@ class Ranks:
             torch.tensor(list(values), dtype=torch.float64, device=self._accelerator.device), "sum"
         )
         return [float(value) for value in summed.tolist()]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every process's ``value``, in their order, everywhere."""
+        if self.count == 1:
+            return [value]
+        return list(gather_object([value]))
+
+    def on_main(self, action: Callable[[], object], doing: str) -> None:
+        """Do something on the main process, while the others wait.
+
+        Raises:
+            OSError: on every process, when it failed.
+        """
+        error: Exception | None = None
+        try:
+            if self.main:
+                action()
+        except OSError as caught:
+            error = caught
+        self.all_succeed(error, doing)
 
     def all_succeed(self, error: BaseException | None, doing: str) -> None:
         """Raise on every process if ``doing`` failed on any, so that none waits for one that has given up.

@@ -64,8 +64,9 @@ def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
         unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
         heldout = make_features(config, heads, unseen, ranks, reporter)
 
-    begin(accelerator, config)
     trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
+    trainer.resume()
+    begin(accelerator, config)
     trainer.run()
     return finish(trainer, before, time.monotonic() - started)
 
