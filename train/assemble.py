@@ -22,6 +22,7 @@ from train.config import RunConfig
 from train.conversations import Conversations
 from train.features import FeatureSource, OnlineFeatures
 from train.packing import Packed, PackedOnline
+from train.guards import check_target
 from train.progress import Reporter
 from train.ranks import Ranks
 
@@ -48,6 +49,7 @@ def load_target(config: RunConfig, accelerator: Accelerator) -> Target:
         quantization=None if settings.quantization == "none" else settings.quantization,
     )
     target.model.requires_grad_(False)
+    check_target(target, getattr(torch, settings.dtype))
     return target
 
 

@@ -124,7 +124,7 @@ class OutputConfig:
 
     folder: str = knob("runs/heads", "run folder: heads/, checkpoints/, config.yaml, report.json")
     resume: bool = knob(True, "go on from the newest checkpoint of the folder; false: refuse a folder that has one")
-    keep: int = knob(1, "newest checkpoints kept, beside the best one")
+    keep: int = knob(2, "newest checkpoints kept, beside the best one")
     export: str = knob("last", "which weights become heads/: the last, or the best by decoding", ("last", "best"))
 
 

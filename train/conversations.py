@@ -26,6 +26,7 @@ class Conversations:
     """
 
     def __init__(self, dataset: Any, where: str) -> None:
+        self._dataset = dataset
         self._rows = dataset.with_format("numpy", columns=["input_ids", "loss_mask"])
         self.where = where
         lengths, answers, digest = [], 0, hashlib.sha256()
@@ -53,10 +54,14 @@ class Conversations:
 
     def select(self, indices: list[int]) -> Conversations:
         """Some of them, as a set of their own."""
-        return Conversations(self._rows.select(indices), f"part of {self.where}")
+        return Conversations(self._dataset.select(indices), f"part of {self.where}")
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def row_id(self, index: int) -> str:
+        """How preparing named the row: its file and line; its number where the data set names none."""
+        return str(self._dataset[int(index)].get("id", f"{self.where} row {index}"))
 
     def ids(self, index: int) -> Tensor:
         """(T,) int64."""

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from train.ranks import Ranks
+
 _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 """Locks; elsewhere two runs in one folder are not told apart."""
 
@@ -44,32 +46,35 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, wanted: bool = True) -> Iterator[None]:
+def held(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Hold a folder, made if need be, so that no other run works in it; it is let go when the process ends, however.
 
-    Args:
-        wanted: False does nothing: of several processes one holds the folder for all.
-
     Raises:
-        OSError: another run holds it.
+        OSError: another run holds it; raised on every process.
     """
-    if not wanted or _fcntl is None:
+    numbers: list[int] = []
+    ranks.on_main(lambda: numbers.append(_lock(folder)), f"starting in {folder}")
+    try:
         yield
-        return
+    finally:
+        for number in numbers:
+            _HELD.discard(number)
+            os.close(number)
+
+
+def _lock(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     number = os.open(folder, os.O_RDONLY)
     try:
-        try:
+        if _fcntl is not None:
             _fcntl.flock(number, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-        except OSError:
-            raise OSError(
-                f"another run is at work in {folder}: wait for it or stop it, or set output.folder to another folder"
-            ) from None
-        _HELD.add(number)
-        yield
-    finally:
-        _HELD.discard(number)
+    except BlockingIOError:
         os.close(number)
+        raise OSError(
+            "another run is at work there: wait for it or stop it, or set output.folder to another folder"
+        ) from None
+    _HELD.add(number)
+    return number
 
 
 _HELD: set[int] = set()

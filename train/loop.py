@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from train.engine_state import engine_state
 from train.evaluation import evaluate
 from train.features import FeatureSource
 from train.figures import Figures
+from train.guards import check_target, memory_advice
 from train.interrupt import Interrupted, StopRequest
 from train.losses import make_criterion, position_weights
+from train.memory import peak_bytes
 from train.progress import Bar, Reporter, duration
 from train.ranks import Ranks
 from train.runlog import RunLog
@@ -55,8 +56,7 @@ class Trainer:
         self.train, self.heldout, self.reporter = train, heldout, reporter
         self.ranks, self.progress = Ranks(accelerator), Progress()
         self.lengths = train.conversations.lengths
-        with_gradients = [name for name, p in heads.target.model.named_parameters() if p.requires_grad]
-        assert not with_gradients, f"the target must be frozen, but {with_gradients[0]} takes gradients"
+        check_target(heads.target, getattr(torch, config.target.dtype))
         settings = config.train
         optimizer = torch.optim.AdamW(
             [p for p in heads.parameters() if p.requires_grad],
@@ -138,7 +138,8 @@ class Trainer:
         self._stop_if(signals)
         step = self.progress.step
         # acceptance costs passes over the vocabulary: it is measured on the steps that are logged
-        self.stepper.run(share, total, learning_rate(step, self.total, self.config.train), self._logs(step + 1))
+        lr = learning_rate(step, self.total, self.config.train)
+        self.stepper.run(share, total, step + 1, lr, self._logs(step + 1))
         self.tokens += int(self.lengths[indices].sum())
 
     def save(self) -> Path:
@@ -187,14 +188,19 @@ class Trainer:
             f"step {step}/{self.total}  {_line(figures)}  lr {lr:.2e}  {rate}  {duration(bar.left(step))} left"
         )
         self.progress.figures = figures.flat("train")
-        self._record(self.progress.figures | {"train/lr": lr, "train/tokens_per_second": per_second})
-        if not math.isfinite(figures.loss):
-            raise ValueError(f"the loss is {figures.loss} at step {step}: lower train.lr, or set train.clip")
+        norm = {} if self.stepper.grad_norm is None else {"train/grad_norm": self.stepper.grad_norm}
+        peak = max(self.ranks.collect(peak_bytes(self.accelerator.device))) / 2**30
+        self._record(
+            self.progress.figures
+            | {"train/lr": lr, **norm, "train/tokens_per_second": per_second, "train/peak_memory_gib": peak}
+        )
 
     def _evaluate(self, stop: StopRequest) -> None:
         assert self.heldout is not None
         cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices=cuda):  # so that what training draws does not hang on evaluations
+        where, lower = f"in the evaluation at step {self.progress.step}", "lower train.micro_tokens or eval.tokens"
+        # what training draws does not hang on evaluations
+        with memory_advice(where, lower), torch.random.fork_rng(cuda):
             result = evaluate(
                 self.config, self.accelerator, self.model, self.heads, self.heldout, self.stepper.batch, stop
             )

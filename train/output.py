@@ -1,4 +1,4 @@
-"""What a run leaves behind: config.yaml at its start; heads/ and report.json at its end."""
+"""What a run leaves behind at its end: heads/ and report.json."""
 
 from __future__ import annotations
 
@@ -9,25 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations
+from train.engine_state import HEADS
 from train.files import write_whole
 from train.loop import Trainer, continued_settings
+from train.manifest import fault
 from train.ranks import Ranks
 from train.settings import to_dict
 from train.trackers import without_secrets
 
-REPORT, SETTINGS, HEADS = "report.json", "config.yaml", "heads"
-
-
-def write_settings(config: RunConfig, ranks: Ranks) -> None:
-    """The effective settings, without secrets; they can be given to --config again."""
-    if ranks.main:
-        text = yaml.safe_dump(without_secrets(to_dict(config)), sort_keys=False)
-        write_whole(Path(config.output.folder) / SETTINGS, text)
+REPORT = "report.json"
 
 
 def already_done(config: RunConfig, conversations: Conversations, ranks: Ranks) -> dict[str, Any] | None:
@@ -65,7 +58,7 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
             if target_after != target_before:
                 raise ValueError("the target's weights changed during training: these heads belong to no target")
             if config.output.export == "best" and trainer.progress.best_step >= 0:
-                _copy_heads(trainer.checkpoints.at(trainer.progress.best_step) / HEADS, folder / HEADS)
+                _copy_heads(_best(trainer), folder / HEADS)
             else:
                 heads.save_pretrained(folder / HEADS)
             report = _report(trainer, target_after, seconds)
@@ -75,8 +68,24 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
     ranks.all_succeed(error, f"writing {folder / HEADS}")
     trainer.reporter.say(f"heads written to {folder / HEADS}")
     report = ranks.share(report)
-    trainer.accelerator.end_training()  # takes the process group down
+    trainer.accelerator.end_training()  # writes out the curves and takes the process group down
     return report
+
+
+def _best(trainer: Trainer) -> Path:
+    """The heads of the best checkpoint, if it is what was written.
+
+    Raises:
+        ValueError: it is gone or damaged.
+    """
+    place = trainer.checkpoints.at(trainer.progress.best_step)
+    wrong = fault(place, Ranks())
+    if wrong:
+        raise ValueError(
+            f"the best checkpoint {place} is damaged ({wrong}): run again with output.export last, which takes the "
+            "heads as they are now"
+        )
+    return place / HEADS
 
 
 def _copy_heads(source: Path, folder: Path) -> None:

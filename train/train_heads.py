@@ -20,18 +20,25 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from datetime import UTC, datetime  # noqa: E402
 from typing import Any  # noqa: E402
 
+from accelerate import Accelerator  # noqa: E402
+
 from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
+from train.config import RunConfig  # noqa: E402
 from train.evaluation import evaluated  # noqa: E402
+from train.files import held  # noqa: E402
+from train.guards import memory_advice  # noqa: E402
 from train.interrupt import Interrupted, Terminated, terminate  # noqa: E402
 from train.launch import start  # noqa: E402
 from train.loop import Trainer  # noqa: E402
-from train.output import already_done, finish, write_settings  # noqa: E402
+from train.output import already_done, finish  # noqa: E402
 from train.progress import Reporter  # noqa: E402
 from train.ranks import Ranks  # noqa: E402
+from train.record import write_record  # noqa: E402
 from train.settings import describe, load, parse  # noqa: E402
-from train.trackers import begin, check_tracker  # noqa: E402
+from train.trackers import Launch, begin, check_tracker, close  # noqa: E402
 
 
 def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -41,16 +48,20 @@ def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
         ValueError, OSError: bad settings or data, or a disk that refuses; the message says what to do.
         Interrupted: Ctrl-C or SIGTERM came; a checkpoint was written.
     """
-    started = time.monotonic()
     recipe, overrides = parse(arguments)
     config = load(find_recipe(recipe), overrides)
     check_tracker(config)
     accelerator = start(config)
     ranks = Ranks(accelerator)
-    reporter = Reporter(ranks.main)
-    write_settings(config, ranks)
+    with held(Path(config.output.folder), ranks):
+        return _train(config, accelerator, ranks)
 
-    target = load_target(config, accelerator)
+
+def _train(config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> dict[str, Any]:
+    began, started = time.monotonic(), datetime.now(UTC)
+    reporter = Reporter(ranks.main)
+    with memory_advice("while the target was loaded", "set target.dtype to bfloat16, or use a smaller target"):
+        target = load_target(config, accelerator)
     conversations = load_conversations(config, "train", target, ranks, reporter)
     done = already_done(config, conversations, ranks)
     if done is not None:
@@ -58,17 +69,23 @@ def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
         return done
     before = target.weights_hash() if ranks.main else ""
     heads = make_heads(config, target, conversations, reporter)
-    states = make_features(config, heads, conversations, ranks, reporter)
-    heldout = None
-    if config.eval.conversations or config.eval.prompts:
-        unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
-        heldout = make_features(config, heads, unseen, ranks, reporter)
+    heldout = unseen = None
+    with memory_advice("while the target's states were computed", "lower data.max_length, or use a smaller target"):
+        states = make_features(config, heads, conversations, ranks, reporter)
+        if config.eval.conversations or config.eval.prompts:
+            unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
+            heldout = make_features(config, heads, unseen, ranks, reporter)
 
     trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
     trainer.resume()
-    begin(accelerator, config)
-    trainer.run()
-    return finish(trainer, before, time.monotonic() - started)
+    record = write_record(trainer, unseen, started)
+    begin(accelerator, config, Launch(record["id"], len(record["launches"]) > 1, trainer.progress.step))
+    try:
+        trainer.run()
+    except BaseException:
+        close(accelerator)
+        raise
+    return finish(trainer, before, time.monotonic() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("what", ["heads.store.save_file", "train.checkpoint.save_file", "train.checkpoint.json.dumps"])
+@pytest.mark.parametrize("what", ["heads.store.save_file", "train.engine_state.save_file", "train.checkpoint.seal"])
 def test_a_full_disk_leaves_the_checkpoint_before(
     world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -45,7 +45,6 @@ def test_a_full_disk_while_the_heads_are_written(world: Path, launch: Launch, mo
     """The checkpoint is there, heads/ is not half there, and the same command finishes the job."""
     with monkeypatch.context() as patch:
         patch.setattr("train.output.write_whole", full_disk)
-        patch.setattr("train.train_heads.write_settings", lambda *_: None)
         with pytest.raises(OSError, match=r"writing .*heads failed: .*No space left"):
             launch("--eval.prompts", 0)
     assert not (world / "run" / "report.json").exists()

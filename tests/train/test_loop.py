@@ -191,14 +191,6 @@ def test_every_mode_takes_two_steps(world: Path, launch: Launch, kind: str, prec
     assert {"train/soft_ce/1", "train/lk/1"} <= report["train"].keys()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = lambda weights: lambda draft, teacher: {"soft_ce": draft.sum(-1) * float("nan")}  # noqa: E731
-    monkeypatch.setattr(loop, "make_criterion", nothing)
-    with pytest.raises(ValueError, match=r"the loss is nan at step 1: lower train\.lr"):
-        launch()
-    assert not (world / "run" / "heads").exists()
-
-
 def test_prepared_folders_and_relative_paths(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepared folder with both splits serves both parts; the run folder is made where it is asked for."""
     from data.prepare import prepare
@@ -210,7 +202,7 @@ def test_prepared_folders_and_relative_paths(world: Path, launch: Launch, monkey
     report = launch("--data.train", "both", "--data.heldout", "both", "--output.folder", "a/b/new")
     assert report["data"]["conversations"] == 18
     assert {path.name for path in (world / "a" / "b" / "new").iterdir()} == {
-        "heads", "checkpoints", "config.yaml", "report.json", "log.jsonl",
+        "heads", "checkpoints", "config.yaml", "run.json", "report.json", "log.jsonl",
     }  # fmt: skip
 
 

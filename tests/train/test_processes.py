@@ -25,7 +25,7 @@ DOUBLE = ("--target.dtype", "float64", "--data.feature_dtype", "float64")
 def test_two_processes_are_one(world: Path, launch: Launch) -> None:
     """Losses, acceptance and evaluation over 5 held-out conversations and 3 unequal prompts equal one process's.
 
-    B8 (ratios of counts), C4 (each item counts once), and processes with different numbers of rounds do not hang.
+    Ratios are formed of counts, each item counts once, and processes with different numbers of rounds do not hang.
     """
     recipe = world / "recipe.yaml"
     tracked = ("--tracker.kind", "wandb", "--output.folder", world / "two")
