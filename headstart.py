@@ -6,6 +6,7 @@ Each package's ``commands.py`` defines its verbs; here they only get a place, ``
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import json
@@ -68,7 +69,7 @@ class Verbs:
         )
         configure(parser)
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run, verb=parser)
 
     def _group(self, name: str) -> Any:
         if name not in self._groups:
@@ -173,10 +174,24 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a verb. One that takes settings finds what it has no option for in ``settings``, in order;
+    for others that is an error, which names the nearest option."""
+    args, rest = parser.parse_known_args(argv)
+    if getattr(args, "takes_settings", False):
+        args.settings = rest
+    elif rest:
+        options = [name for action in args.verb._actions for name in action.option_strings]
+        near = difflib.get_close_matches(rest[0].partition("=")[0], options, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        args.verb.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return args
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; the exit status is 0 done, 1 done but the answer is no, 2 cannot be done, 130 interrupted."""
     try:
-        args = verbs().parser.parse_args(argv)
+        args = parse(verbs().parser, argv)
         if args.json is not None and not args.json.parent.is_dir():  # said before hours of work, not after
             raise FileNotFoundError(f"--json {args.json}: the folder {args.json.parent} does not exist, make it first")
         report, text = args.run(args)
@@ -187,9 +202,14 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as problem:
         print(f"error: {' '.join(str(problem).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("error: interrupted", file=sys.stderr)
-        return 130
+        return int(getattr(stop, "exit_status", 130))
+    except Exception as stop:  # training that was asked to stop, and did: it says how it goes on
+        if not hasattr(stop, "exit_status"):
+            raise
+        print(stop, file=sys.stderr)
+        return int(stop.exit_status)
     return 0 if report.get("ok", True) else 1
 
 

@@ -149,7 +149,7 @@ def make_features(
     if config.data.features == "online":
         made = PackedOnline if config.train.packing else OnlineFeatures
         return made(target, conversations, taps, dtype)
-    root = Path(config.data.cache_folder) if config.data.cache_folder else cache_root() / "features"
+    root = cache_folder(config)
     spec = CacheSpec(target, conversations, taps, dtype)
     there = spec.folder(root).is_dir()
     reporter.say(
@@ -159,6 +159,11 @@ def make_features(
     with reporter.bar("states", max(1, int(conversations.lengths.sum()) // ranks.count), "tokens") as bar:
         cached = open_or_build(spec, root, ranks, lambda done, total: bar.update(done))
     return Packed(cached) if config.train.packing else cached
+
+
+def cache_folder(config: RunConfig) -> Path:
+    """Where caches of states lie."""
+    return Path(config.data.cache_folder) if config.data.cache_folder else cache_root() / "features"
 
 
 def find_recipe(name: str | os.PathLike[str]) -> Path:

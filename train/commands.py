@@ -1,11 +1,13 @@
-"""The verbs ``quickstart``, ``train-speed`` and ``losses``.
+"""The verbs ``train``, ``quickstart``, ``train-speed`` and ``losses``.
 
-Other training is launched, not called: ``accelerate launch train/train_heads.py``.
+On several processes training is launched instead: ``accelerate launch train/train_heads.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,41 @@ from train.assemble import find_recipe
 from train.progress import Reporter
 from train.settings import load
 from train.speed import measure
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "headstart train [--config RECIPE] [--dry-run] [--json FILE] [--SECTION.KEY VALUE ...]"
+    parser.add_argument("--config", default="quickstart.yaml", metavar="RECIPE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train nothing: print the effective settings, parameter counts, steps, and the memory and disk it needs",
+    )
+    parser.epilog = (
+        f"{parser.epilog}\n\n--SECTION.KEY VALUE sets one of the recipe's settings, as in --train.lr 3e-4; "
+        "`python train/train_heads.py --help` lists them"
+    )
+    parser.set_defaults(takes_settings=True)
+
+
+def _train(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """In this process, as ``train/train_heads.py`` does it."""
+    from train.dry_run import dry_run
+    from train.interrupt import terminate
+    from train.train_heads import train
+
+    if args.json is not None:
+        args.json = args.json.absolute()
+    signal.signal(signal.SIGTERM, terminate)
+    words = ["--config", args.config, *args.settings]
+    if args.dry_run:
+        return dry_run(words)
+    report = train(words)
+    if int(os.environ.get("RANK", "0")):
+        return report, ""
+    decoded = report.get("decoded") or {}
+    tau = f", {decoded['tokens_per_round']:.2f} tokens per round on held-out prompts" if decoded else ""
+    return report, f"{report['steps']} steps{tau}; the heads and report.json are in the run folder"
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +125,13 @@ def _losses(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def register(add: Callable[..., None]) -> None:
     """Add the verbs to the command line."""
+    add(
+        "train",
+        help="train heads in this process, or show what that would take",
+        example="headstart train --config configs/long.yaml --output.folder runs/mine --dry-run",
+        configure=_train_options,
+        run=_train,
+    )
     add(
         "quickstart",
         help="train heads for the embedded target, measure them, show a generated answer",

@@ -27,7 +27,7 @@ class BadBatch:
 
     Attributes:
         process, micro_batch: whose, and which of the step, counted from 0 and 1.
-        loss: what it was; "finite" where only the gradient was not.
+        loss: what it was; where only the gradient was not, "finite loss".
         rows: ids of its conversations, as the prepared data names them.
     """
 

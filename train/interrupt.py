@@ -29,6 +29,8 @@ class Interrupted(Exception):
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception like Ctrl-C's: what is half done is cleaned up on the way out."""
 
+    exit_status = 128 + signal.SIGTERM
+
 
 def terminate(number: int, frame: FrameType | None) -> None:
     """Signal handler for what runs outside the training steps."""

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
 from heads.base import DraftHeads
 from train.batches import plan_epoch
 from train.checkpoint import Checkpoints, Progress
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
 from train.engine_state import engine_state
 from train.evaluation import evaluate
 from train.features import FeatureSource
@@ -78,13 +79,12 @@ class Trainer:
             other_settings(config),
             config.output.keep,
         )
-        self.total = settings.max_steps or sum(len(self.plan(epoch)) for epoch in range(settings.epochs))
+        self.total = total_steps(settings, self.lengths)
         self.tokens, self.since = 0, time.monotonic()
 
     def plan(self, epoch: int) -> list[list[int]]:
         """Conversations of each optimizer step of an epoch."""
-        settings = self.config.train
-        return plan_epoch(self.lengths, settings.batch_tokens, settings.bucket, settings.seed, epoch)
+        return plan_of(self.config.train, self.lengths, epoch)
 
     def resume(self) -> None:
         """Go back to the newest whole checkpoint, if there is one, and cut the log to it.
@@ -211,14 +211,25 @@ class Trainer:
         for line in result.lines():
             self.reporter.say(f"step {step}/{self.total}  {line}")
         self._record(result.flat())
-        if result.score > self.progress.best:
-            self.progress.best, self.progress.best_step = result.score, step
+        score = result.score
+        if score > self.progress.best:
+            self.progress.best, self.progress.best_step = score, step
 
     def _record(self, values: dict[str, float]) -> None:
         """To the tracker and to log.jsonl."""
         self.accelerator.log(values, step=self.progress.step)
         if self.ranks.main:
             self.log.append(self.progress.step, values)
+
+
+def plan_of(settings: TrainConfig, lengths: np.ndarray, epoch: int) -> list[list[int]]:
+    """Conversations of each optimizer step of an epoch."""
+    return plan_epoch(lengths, settings.batch_tokens, settings.bucket, settings.seed, epoch)
+
+
+def total_steps(settings: TrainConfig, lengths: np.ndarray) -> int:
+    """Optimizer steps of a run."""
+    return settings.max_steps or sum(len(plan_of(settings, lengths, epoch)) for epoch in range(settings.epochs))
 
 
 def continued_settings(config: RunConfig) -> dict[str, Any]:

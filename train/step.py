@@ -126,7 +126,7 @@ class Stepper:
         norm = self.accelerator.clip_grad_norm_(self.parameters, self.config.train.clip or float("inf"))
         self.grad_norm = None if norm is None else float(norm)
         if not is_finite(self.grad_norm):
-            every = [self._bad(at, micro, "finite") for at, micro in enumerate(share.micros, 1)]
+            every = [self._bad(at, micro, "finite loss") for at, micro in enumerate(share.micros, 1)]
             refuse_not_finite(self.folder, number, "gradient", every, lr, self.ranks, taken=self.deepspeed)
         self.optimizer.step()
         self.optimizer.zero_grad()

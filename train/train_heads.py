@@ -4,6 +4,7 @@ accelerate launch train/train_heads.py                                        th
 accelerate launch train/train_heads.py --config configs/long.yaml             another recipe
 accelerate launch train/train_heads.py --config configs/long.yaml --train.lr 3e-4 --output.folder runs/mine
 python train/train_heads.py --help                                            all settings
+python train/train_heads.py --config configs/long.yaml --dry-run              what it would be and need
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from accelerate import Accelerator  # noqa: E402
 
 from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
 from train.config import RunConfig  # noqa: E402
+from train.dry_run import dry_run  # noqa: E402
 from train.evaluation import evaluated  # noqa: E402
 from train.files import held  # noqa: E402
 from train.guards import memory_advice  # noqa: E402
@@ -39,6 +41,8 @@ from train.ranks import Ranks  # noqa: E402
 from train.record import write_record  # noqa: E402
 from train.settings import describe, load, parse  # noqa: E402
 from train.trackers import Launch, begin, check_tracker, close  # noqa: E402
+
+DRY = "--dry-run"
 
 
 def train(arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -98,13 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, terminate)
     try:
-        train(arguments)
+        if DRY in arguments:
+            report, text = dry_run([word for word in arguments if word != DRY])
+            print(text if report else "")
+        else:
+            train(arguments)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return stop.exit_status
     except KeyboardInterrupt as stop:
         print("stopped outside the training steps: run the same command again to go on", file=sys.stderr)
-        return 143 if isinstance(stop, Terminated) else 130
+        return stop.exit_status if isinstance(stop, Terminated) else 130
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,7 @@ VERBS = [
     "data prepare",
     "data regenerate",
     "data inspect",
+    "train",
     "quickstart",
     "train-speed",
     "eval",

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train.loop as loop
 from heads import DraftHeads, Target
 from infer import generate
 from tests.tiny import tiny_model
@@ -171,7 +170,7 @@ def test_the_best_by_decoding_is_kept_and_can_be_exported(
 ) -> None:
     scores = iter([1.5, 2.0, 1.2])
     monkeypatch.setattr("train.evaluation.Evaluation.score", property(lambda self: next(scores)))
-    report = launch("--eval.every", 2, "--output.export", "best")
+    report = launch("--eval.every", 2, "--output.export", "best", "--output.keep", 1)
     assert report["best"] == {"step": 4, "tokens_per_round": 2.0}
     names = sorted(path.name for path in (world / "run" / "checkpoints").iterdir())
     assert names == ["step-00000004", "step-00000006"]

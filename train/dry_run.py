@@ -1,0 +1,129 @@
+"""A run that is not run: its settings, sizes and steps, and what it will need of memory and disk.
+
+The target is loaded and files of conversations are prepared (into a folder that is removed again), since steps, states
+and memory follow from them; nothing is written to the run folder or to the cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heads.base import DraftHeads
+from train.assemble import cache_folder, find_recipe, load_conversations, load_target, make_heads
+from train.cache import CacheSpec
+from train.config import RunConfig
+from train.conversations import Conversations
+from train.estimate import size
+from train.launch import start
+from train.loop import total_steps
+from train.memory_needs import MemoryNeeds
+from train.needs import DiskNeeds, StepPlan, plan_steps
+from train.progress import Reporter
+from train.ranks import Ranks
+from train.settings import load, parse, to_dict, to_yaml
+from train.trackers import check_tracker, without_secrets
+
+
+def dry_run(arguments: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """What training with these ``arguments`` would be, for JSON and for people.
+
+    Raises:
+        ValueError, OSError: as training would, before its first step.
+    """
+    recipe, overrides = parse(arguments)
+    config = load(find_recipe(recipe), overrides)
+    check_tracker(config)
+    accelerator = start(config)
+    ranks, silent = Ranks(accelerator), Reporter(False)
+    memory = MemoryNeeds(accelerator, config)
+    target = load_target(config, accelerator)
+    with _scratch(ranks) as scratch:
+        elsewhere = replace(config, output=replace(config.output, folder=str(scratch)))
+        conversations = load_conversations(elsewhere, "train", target, ranks, silent)
+        heldout = None
+        if config.eval.conversations or config.eval.prompts:
+            heldout = load_conversations(elsewhere, "heldout", target, ranks, silent)
+        prepared = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+        heads = make_heads(config, target, conversations, silent)
+        plan = plan_steps(config, conversations, ranks.count)
+        total = total_steps(config.train, conversations.lengths)
+        needs = memory.of(heads, plan, conversations)
+        disk = DiskNeeds.of(config, heads, _caches(config, heads, conversations, heldout), prepared)
+        report = {
+            "settings": without_secrets(to_dict(config)),
+            "target": {"name": target.name, "parameters": sum(p.numel() for p in target.model.parameters())},
+            "heads": {
+                "kind": heads.config.kind,
+                "lookahead": heads.config.lookahead,
+                "taps": list(heads.config.taps),
+                "draft_vocab_size": heads.config.draft_vocab_size,
+                "trained": sum(p.numel() for p in heads.parameters() if p.requires_grad),
+                "frozen": sum(p.numel() for p in heads.parameters() if not p.requires_grad),
+            },
+            "data": {
+                "conversations": len(conversations),
+                "tokens": int(conversations.lengths.sum()),
+                "answer_tokens": conversations.answer_tokens,
+                "heldout": len(heldout) if heldout is not None else 0,
+            },
+            "steps": {"total": total, "processes": ranks.count, **plan.to_dict(total)},
+            "memory": needs,
+            "disk": disk.to_dict(),
+        }
+    return report, _text(config, report, plan, total)
+
+
+@contextmanager
+def _scratch(ranks: Ranks) -> Iterator[Path]:
+    folder = Path(ranks.share(tempfile.mkdtemp(prefix="headstart-dry-") if ranks.main else ""))
+    try:
+        yield folder
+    finally:
+        if ranks.main:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _caches(
+    config: RunConfig, heads: DraftHeads, conversations: Conversations, heldout: Conversations | None
+) -> list[tuple[str, CacheSpec, Path]]:
+    """Name, content and place of each cache of states that the run reads."""
+    if config.data.features != "cached":
+        return []
+    dtype, root = getattr(torch, config.data.feature_dtype), cache_folder(config)
+    sets = {"train": conversations} | ({"heldout": heldout} if heldout is not None else {})
+    specs = {name: CacheSpec(heads.target, each, tuple(heads.config.taps), dtype) for name, each in sets.items()}
+    return [(name, spec, spec.folder(root)) for name, spec in specs.items()]
+
+
+def _text(config: RunConfig, report: dict[str, Any], plan: StepPlan, total: int) -> str:
+    heads, data, memory, disk = report["heads"], report["data"], report["memory"], report["disk"]
+    vocabulary = f", draft vocabulary {heads['draft_vocab_size']}" if heads["draft_vocab_size"] else ""
+    frozen = f", {heads['frozen']:,} frozen" if heads["frozen"] else ""
+    return "\n".join(
+        [
+            "effective settings",
+            *(f"  {line}" for line in to_yaml(config).splitlines()),
+            "",
+            f"target   {report['target']['name']}: {report['target']['parameters']:,} parameters",
+            f"heads    {heads['kind']}, look-ahead {heads['lookahead']}, taps {heads['taps']}{vocabulary}: "
+            f"{heads['trained']:,} trained parameters{frozen}",
+            f"data     {data['conversations']:,} conversations, {data['tokens']:,} tokens, "
+            f"{data['answer_tokens']:,} of answers; {data['heldout']:,} held out",
+            f"steps    {plan.line(total, report['steps']['processes'])}",
+            "",
+            f"memory   {size(memory['total'])} for each process at most, where "
+            + (f"{size(memory['available'])} are free" if memory["available"] else "what is free cannot be told"),
+            *(f"  {size(value):>12}  {name}" for name, value in memory["parts"].items()),
+            "",
+            f"disk     {size(disk['total'])} to be written",
+            *(f"  {size(value):>12}  {name}" for name, value in disk["parts"].items()),
+        ]
+    )

@@ -1,0 +1,144 @@
+"""What a planned run is made of, and its bytes on disk: exactly those of states, heads and optimizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heads.base import DraftHeads
+from train.batches import split_step
+from train.cache import CacheSpec
+from train.config import RunConfig
+from train.conversations import Conversations
+from train.estimate import stored_bytes
+from train.loop import plan_of
+
+Shape = tuple[int, int]  # texts of a pass, and the tokens they are padded to
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The first epoch's steps.
+
+    Attributes:
+        steps: how many.
+        tokens: of all of them.
+        micro_batches: fewest and most passes of a process in a step.
+        shapes: every pass's.
+        evaluations, saves: optimizer steps between them; 0 for at the end only.
+    """
+
+    steps: int
+    tokens: int
+    micro_batches: tuple[int, int]
+    shapes: frozenset[Shape]
+    evaluations: int
+    saves: int
+
+    def line(self, total: int, processes: int) -> str:
+        """For people."""
+        fewest, most = self.micro_batches
+        passes = f"{most}" if fewest == most else f"{fewest} to {most}"
+        each = f"every {self.evaluations} steps" if self.evaluations else "at the end"
+        return (
+            f"{total:,} of about {self.tokens // self.steps:,} tokens, {total / self.steps:.2f} epochs of "
+            f"{self.steps:,}; {passes} passes a step on each of {processes} "
+            f"{'process' if processes == 1 else 'processes'}; evaluated {each}"
+        )
+
+    def to_dict(self, total: int) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "epoch": self.steps,
+            "epochs": total / self.steps,
+            "tokens_per_step": self.tokens // self.steps,
+            "micro_batches": list(self.micro_batches),
+        }
+
+
+def plan_steps(config: RunConfig, conversations: Conversations, processes: int) -> StepPlan:
+    """What the first epoch is made of on so many processes."""
+    settings, lengths = config.train, conversations.lengths
+    steps = plan_of(settings, lengths, 0)
+    counts, shapes = [], set()
+    for step in steps:
+        shares = split_step(step, lengths, settings.micro_tokens, processes)
+        counts.append(len(shares[0]))
+        shapes |= {(len(micro.indices), int(lengths[list(micro.indices)].max())) for share in shares for micro in share}
+    return StepPlan(
+        len(steps),
+        int(lengths.sum()),
+        (min(counts), max(counts)),
+        frozenset(shapes),
+        config.eval.every,
+        settings.save_every,
+    )
+
+
+@dataclass(frozen=True)
+class DiskNeeds:
+    """Bytes to be written.
+
+    Attributes:
+        prepared: of prepared conversations in the run folder.
+        states: name → bytes of states to be computed into the cache; found: of those that are there.
+        heads: of heads/; checkpoint: of one checkpoint's weights and optimizer.
+        checkpoints: how many there are at most, one being written included.
+    """
+
+    prepared: int
+    states: dict[str, int]
+    found: dict[str, int]
+    heads: int
+    checkpoint: int
+    checkpoints: int
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, heads: DraftHeads, caches: Sequence[tuple[str, CacheSpec, Path]], prepared: int
+    ) -> DiskNeeds:
+        """See the class."""
+        there = {name: (folder / "key.json").is_file() for name, _, folder in caches}
+        bytes_of = {name: spec.bytes for name, spec, _ in caches}
+        written = _heads_bytes(heads)
+        evaluated = bool(config.eval.conversations or config.eval.prompts)
+        return cls(
+            prepared=prepared,
+            states={name: count for name, count in bytes_of.items() if not there[name]},
+            found={name: count for name, count in bytes_of.items() if there[name]},
+            heads=written,
+            checkpoint=written + _optimizer_bytes(heads),
+            checkpoints=config.output.keep + 1 + evaluated,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        parts = {
+            **{f"states of the target, {name}": count for name, count in self.states.items()},
+            f"checkpoints, {self.checkpoints} of {self.checkpoint:,} bytes at most": self.checkpoints * self.checkpoint,
+            "heads": self.heads,
+            "prepared conversations": self.prepared,
+        }
+        return {"total": sum(parts.values()), "parts": parts, **vars(self)}
+
+
+def _heads_bytes(heads: DraftHeads) -> int:
+    """Of config.json and heads.safetensors."""
+    tensors = {name: (tuple(value.shape), value.dtype) for name, value in heads.state_dict().items()}
+    config = len((json.dumps(heads.config.to_dict(), indent=2) + "\n").encode())
+    return stored_bytes(tensors, {"format": "pt"}) + config
+
+
+def _optimizer_bytes(heads: DraftHeads) -> int:
+    """Of AdamW's state in a checkpoint."""
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for index, parameter in enumerate(p for p in heads.parameters() if p.requires_grad):
+        tensors[f"{index}.step"] = ((), torch.float32)
+        for name in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{index}.{name}"] = (tuple(parameter.shape), parameter.dtype)
+    return stored_bytes(tensors)
