@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def test_two_processes_are_one(world: Path, launch: Launch) -> None:
     assert [line["step"] for line in two] == [line["step"] for line in one]
     for ours, theirs in zip(two, one, strict=True):
         assert ours.keys() == theirs.keys()
-        for key in ours.keys() - {"train/tokens_per_second"}:
+        for key in ours.keys() - {"train/tokens_per_second", "train/peak_memory_gib"}:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-9), key
     report = json.loads((world / "two" / "report.json").read_text())
     assert (report["processes"], report["decoded"]["prompts"]) == (2, 3)
@@ -46,9 +47,27 @@ def test_two_processes_are_one(world: Path, launch: Launch) -> None:
 def test_fewer_conversations_than_processes_is_an_error_not_a_hang(world: Path) -> None:
     lines = (world / "train.jsonl").read_text().splitlines(keepends=True)
     (world / "train.jsonl").write_text(lines[0])
-    done = run(["--config", world / "recipe.yaml"], processes=2)
+    done = run(["--config", world / "recipe.yaml"], processes=2, timeout=60)
     assert done.returncode != 0
     assert "data.train has 1 conversations for 2 processes" in done.stderr
+
+
+def test_two_processes_go_on_alike_and_one_process_goes_on_with_their_run(world: Path) -> None:
+    """Four steps and two more are six, bit for bit; with the two on one process within rounding, and that is said."""
+    steady = ("--config", world / "recipe.yaml", *DOUBLE, "--train.schedule", "constant", "--eval.prompts", "0")
+    for folder, steps in (("whole", 6), ("parts", 4), ("parts", 6)):
+        done = run([*steady, "--train.max_steps", steps, "--output.folder", world / folder], processes=2)
+        assert done.returncode == 0, done.stderr[-3000:]
+        if folder == "parts" and steps == 4:
+            shutil.copytree(world / "parts", world / "one")
+    assert "resumed: step 4 of 6" in done.stderr
+    once, twice = ((world / name / "heads" / "heads.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert once == twice
+    assert losses(world / "parts") == losses(world / "whole")
+    done = run([*steady, "--train.max_steps", "6", "--output.folder", world / "one"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "changed: 2 processes then, 1 now: the same steps on the same conversations" in done.stderr
+    assert list(losses(world / "one").values()) == pytest.approx(list(losses(world / "whole").values()), rel=1e-9)
 
 
 def test_zero_2_on_two_processes(world: Path, launch: Launch) -> None:
