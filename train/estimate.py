@@ -114,7 +114,7 @@ class PassMemory:
 
     def __call__(self, texts: int, length: int) -> int:
         """Bytes of a pass over so many texts, padded to so many tokens."""
-        return int(self.fixed + texts * (self.linear * length + self.square * length**2))
+        return round(self.fixed + texts * (self.linear * length + self.square * length**2))
 
 
 def size(count: float) -> str:

@@ -100,7 +100,7 @@ def check_target(target: Target, asked: torch.dtype) -> None:
     learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
     if learning:
         raise ValueError(
-            f"{target.name} is not frozen: {learning[0]} takes gradients; call model.requires_grad_(False)"
+            f"{target.name} is not frozen ({learning[0]} takes gradients): call model.requires_grad_(False)"
         )
     training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
     if training:

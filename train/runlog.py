@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from train.files import write_whole
@@ -36,8 +37,7 @@ class RunLog:
         if not self.path.is_file():
             return 0
         content = self.path.read_bytes()
-        lines = content[:size].splitlines(keepends=True)
-        kept = [line for line in lines if _step(line) is not None and _step(line) <= step]
+        kept = [line for line in content[:size].splitlines(keepends=True) if _step(line) <= step]
         if kept:
             whole = b"".join(kept)
             if whole != content:
@@ -47,9 +47,9 @@ class RunLog:
         return len(content.splitlines()) - len(kept)
 
 
-def _step(line: bytes) -> int | None:
-    """The step of a line; None for one that was not finished."""
+def _step(line: bytes) -> float:
+    """The step of a line; infinity for one that was not finished."""
     try:
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, KeyError, TypeError):
-        return None
+        return math.inf

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.compare import same
 from tests.train.conftest import Launch
-from tests.train.test_resume import same
 from tests.train.world import losses
 
 STEPS = ("--train.save_every", 2, "--eval.prompts", 0, "--output.keep", 3)

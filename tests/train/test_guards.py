@@ -62,8 +62,7 @@ class Scaled(torch.autograd.Function):
 def test_a_loss_that_is_not_finite_stops_with_its_rows(
     world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, factor: float, said: str
 ) -> None:
-    """Three judgements a micro-batch (one a draft position): the tenth is of the fourth step."""
-    spoiling(factor, 10, monkeypatch)
+    spoiling(factor, 4, monkeypatch)
     with pytest.raises(
         ValueError, match=rf"the loss of step 4 is not finite \(-?({said})\), so the step was not taken"
     ):
@@ -92,7 +91,12 @@ def test_a_gradient_that_is_not_finite_moves_nothing(
     """The loss is what it was; only its gradient is not. AdamW would have made every weight NaN."""
     seen: list[loop.Trainer] = []
     original = loop.Trainer.run
-    monkeypatch.setattr(loop.Trainer, "run", lambda self: (seen.append(self), original(self))[1])
+
+    def watched(self: loop.Trainer) -> None:
+        seen.append(self)
+        original(self)
+
+    monkeypatch.setattr(loop.Trainer, "run", watched)
     spoiling(float("nan"), 1, monkeypatch, gradient_only=True)
     for clip in (1.0, 0.0):
         with pytest.raises(
@@ -129,7 +133,7 @@ def test_two_processes_stop_together(world: Path) -> None:
     settings = ["--train.lr", "1e30", "--train.clip", "0", "--eval.prompts", "0", "--eval.conversations", "0"]
     done = run(["--config", world / "recipe.yaml", *settings], processes=2, timeout=120)
     assert done.returncode != 0
-    assert "is not finite" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count("error: the loss of step") == 2 and "train/loop.py" not in done.stderr
     (kept,) = (world / "run").glob("not-finite-step-*.json")
     assert {batch["process"] for batch in json.loads(kept.read_text())["batches"]} == {0, 1}
 
@@ -228,11 +232,14 @@ def test_two_runs_do_not_share_a_folder(world: Path, launch: Launch) -> None:
 def test_a_child_does_not_hold_the_folder(tmp_path: Path) -> None:
     """A worker that outlives its killed parent would lock the next run out."""
     read, write = os.pipe()
+    there, here = os.pipe()
     with held(tmp_path, Ranks()):
         child = os.fork()
         if child == 0:
+            os.write(here, b".")
             os.read(read, 1)  # until the parent has let go, and has tried again
             os._exit(0)
+        os.read(there, 1)
     try:
         with held(tmp_path, Ranks()):
             pass

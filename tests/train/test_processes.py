@@ -56,7 +56,7 @@ def test_two_processes_go_on_alike_and_one_process_goes_on_with_their_run(world:
     """Four steps and two more are six, bit for bit; with the two on one process within rounding, and that is said."""
     steady = ("--config", world / "recipe.yaml", *DOUBLE, "--train.schedule", "constant", "--eval.prompts", "0")
     for folder, steps in (("whole", 6), ("parts", 4), ("parts", 6)):
-        done = run([*steady, "--train.max_steps", steps, "--output.folder", world / folder], processes=2)
+        done = run([*steady, "--train.max_steps", str(steps), "--output.folder", world / folder], processes=2)
         assert done.returncode == 0, done.stderr[-3000:]
         if folder == "parts" and steps == 4:
             shutil.copytree(world / "parts", world / "one")

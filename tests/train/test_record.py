@@ -13,8 +13,8 @@ import torch
 import transformers
 import yaml
 
+from tests.train.compare import killed_at
 from tests.train.conftest import Launch
-from tests.train.test_resume import killed_at
 from tests.train.world import ROOT
 from train.record import git_revision
 from train.step import Stepper

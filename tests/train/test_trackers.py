@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.compare import killed_at
 from tests.train.conftest import Launch as Go
-from tests.train.test_resume import killed_at
 from tests.train.world import ROOT
 from train.config import RunConfig
 from train.step import Stepper
@@ -58,13 +58,21 @@ def test_wandb_records_offline_without_asking(world: Path, launch: Go, monkeypat
     assert SECRET.encode() not in written(world / "run")
 
 
+def trackio_rows(project: str) -> tuple[Path, list[tuple[str, int, str]]]:
+    """The database, which lies where the environment said when trackio was imported, and what it holds of a project."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    path = Path(SQLiteStorage.get_project_db_path(project))
+    query = "select run_name, step, metrics from metrics order by step"
+    return path, sqlite3.connect(path).execute(query).fetchall()
+
+
 def test_trackio(world: Path, launch: Go) -> None:
-    launch("--tracker.kind", "trackio", "--tracker.run", "mine", "--eval.prompts", 0)
-    (database,) = (world / "trackio").glob("*.db")
-    rows = sqlite3.connect(database).execute("select run_name, step, metrics from metrics order by step").fetchall()
+    launch("--tracker.kind", "trackio", "--tracker.project", "once", "--tracker.run", "mine", "--eval.prompts", 0)
+    path, rows = trackio_rows("once")
     assert {row[0] for row in rows} == {"mine"}
     assert [step for _, step, values in rows if "train/loss" in json.loads(values)] == [1, 2, 3, 4, 5, 6]
-    assert SECRET.encode() not in written(world / "trackio")
+    assert SECRET.encode() not in written(path.parent)
 
 
 # a run that was killed at its fifth step, and goes on from its third
@@ -88,9 +96,8 @@ def test_tensorboard_shows_each_step_once(world: Path, launch: Go) -> None:
 
 
 def test_trackio_holds_each_step_once(world: Path, launch: Go) -> None:
-    killed_and_gone_on(launch, "--tracker.kind", "trackio", "--tracker.run", "mine")
-    (database,) = (world / "trackio").glob("*.db")
-    rows = sqlite3.connect(database).execute("select run_name, step, metrics from metrics order by step").fetchall()
+    killed_and_gone_on(launch, "--tracker.kind", "trackio", "--tracker.project", "twice", "--tracker.run", "mine")
+    _, rows = trackio_rows("twice")
     assert {row[0] for row in rows} == {"mine"}
     assert [step for _, step, values in rows if "train/loss" in json.loads(values)] == [1, 2, 3, 4, 5, 6]
 
