@@ -22,6 +22,7 @@ from train.cache import CacheSpec
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.estimate import size
+from train.evaluation import evaluated
 from train.launch import start
 from train.loop import total_steps
 from train.memory_needs import MemoryNeeds
@@ -50,7 +51,7 @@ def dry_run(arguments: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
         conversations = load_conversations(elsewhere, "train", target, ranks, silent)
         heldout = None
         if config.eval.conversations or config.eval.prompts:
-            heldout = load_conversations(elsewhere, "heldout", target, ranks, silent)
+            heldout = evaluated(load_conversations(elsewhere, "heldout", target, ranks, silent), config.eval)
         prepared = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
         heads = make_heads(config, target, conversations, silent)
         plan = plan_steps(config, conversations, ranks.count)

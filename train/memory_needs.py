@@ -46,14 +46,16 @@ class MemoryNeeds:
         }
         share = conversations.answer_tokens / int(conversations.lengths.sum())
         training, states = self._training(heads, share), self._states(heads, share)
-        online = self.config.data.features == "online"
-        groups = [group for group in by_length(conversations.lengths, BUILD_TOKENS)]
-        built = [(len(group), int(conversations.lengths[group].max())) for group in groups]
+        passes, at_once = list(plan.shapes), 1
+        if self.config.data.features == "cached":  # built by one pass a core
+            groups = by_length(conversations.lengths, BUILD_TOKENS)
+            passes = [(len(group), int(conversations.lengths[group].max())) for group in groups]
+            at_once = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
         longest = max(plan.shapes, key=lambda shape: training(*shape))
         moments = {
             f"training pass of {longest[0]} × {longest[1]} tokens": training(*longest)
             + _batch(self.config, heads, *longest),
-            "computing the target's states": max(states(*shape) for shape in (plan.shapes if online else built)),
+            "computing the target's states": at_once * max(states(*shape) for shape in passes),
             "writing a checkpoint": 2 * nbytes(trained) if self.accelerator.device.type == "cpu" else 0,
         }
         highest = max(moments, key=lambda name: moments[name])
