@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from heads import DraftHeads, Target
+from heads.kinds import KINDS
 from infer import generate
+from tests.data.toys import chat, write_jsonl
 from tests.tiny import tiny_model
 from tests.train.conftest import Launch
 from tests.train.world import VOCAB, log_of, losses
 from train.interrupt import Interrupted
 from train.loop import Trainer
+from train.losses import TERMS
+from train.settings import SECTIONS, fields_of
+from train.step import Stepper
 
 DOUBLE = ("--target.dtype", "float64", "--data.feature_dtype", "float64")
 
@@ -178,16 +184,55 @@ def test_the_best_by_decoding_is_kept_and_can_be_exported(
     assert all(torch.equal(value, best[name]) for name, value in weights(world / "run").items())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_mode_takes_two_steps(world: Path, launch: Launch, kind: str, precision: str, dtype: str) -> None:
-    taps = {"eagle": "1,2,3", "medusa": "none"}[kind]
-    report = launch("--heads.kind", kind, "--heads.taps", taps, "--train.precision", precision,
-                    "--target.dtype", dtype, "--data.feature_dtype", "bfloat16", "--train.max_steps", 2,
-                    "--train.loss.lk", 0.5, "--train.schedule", "linear")  # fmt: skip
-    assert report["steps"] == 2
-    assert {"train/soft_ce/1", "train/lk/1"} <= report["train"].keys()
+MODES = {
+    f"{section}.{name}": item.metadata["choices"]
+    for section, kind in SECTIONS.items()
+    for name, (_, item) in fields_of(kind).items()
+    if item.metadata["choices"]
+}
+BOOLEANS = [f"{section}.{name}" for section, kind in SECTIONS.items() for name, (wanted, _) in fields_of(kind).items()
+            if wanted is bool]  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", range(max(map(len, MODES.values()))))
+def test_every_mode_takes_two_steps(world: Path, launch: Launch, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the n-th run every mode has its n-th value, and each boolean is on in one run and off in the next; what was
+    asked for is what config.yaml says."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wanted: dict[str, Any] = {name: choices[turn % len(choices)] for name, choices in MODES.items()}
+    wanted |= {name: turn % 2 == 0 for name in BOOLEANS}
+    wanted["heads.kind"] = list(KINDS)[turn % len(KINDS)]
+    settings = [word for name, value in wanted.items() for word in (f"--{name}", str(value).lower())]
+    terms = [f"--train.loss.{list(TERMS)[turn % len(TERMS)]}", 0.5]
+    report = launch(*settings, *terms, "--heads.taps", {"medusa": "4"}.get(wanted["heads.kind"], "1,2,3"),
+                    "--train.max_steps", 2, "--eval.every", 1)  # fmt: skip
+    assert report["steps"] == 2 and report["decoded"]["prompts"] == 3
+    effective = yaml.safe_load((world / "run" / "config.yaml").read_text())
+    for name, value in wanted.items():
+        section, _, key = name.partition(".")
+        assert effective[section][key] == value, name
+
+
+def test_the_rate_follows_optimizer_steps(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight conversations, one a micro-batch, four a step, twice: four steps, and the rate falls a quarter at each."""
+    rows = [{"messages": chat("abcdef", "gfedcb")} for _ in range(8)]
+    write_jsonl(world / "train.jsonl", rows)
+    seen: list[int] = []
+    original = Stepper.batch
+
+    def watched(self: Stepper, source: Any, indices: tuple[int, ...]) -> Any:
+        seen.append(len(indices))
+        return original(self, source, indices)
+
+    monkeypatch.setattr(Stepper, "batch", watched)
+    length = 16  # [U] and [A], six letters each, their two ends
+    report = launch("--train.batch_tokens", 4 * length, "--train.micro_tokens", length, "--train.epochs", 2,
+                    "--train.max_steps", "null", "--train.schedule", "linear", "--train.lr", "1e-3",
+                    "--eval.prompts", 0, "--eval.conversations", 0)  # fmt: skip
+    assert report["steps"] == 4 and report["data"]["tokens"] == 8 * length
+    assert seen == [1] * 16
+    rates = [line["train/lr"] for line in log_of(world / "run")]
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4], rel=1e-12)
 
 
 def test_prepared_folders_and_relative_paths(world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ def run(
 
 def finished(words: Sequence[str], timeout: float, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; at the limit it is asked to end, so that a launcher takes its workers with it."""
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = subprocess.Popen(words, text=True, env=environ, **pipes)
     try:
         out, errors = started.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
