@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from heads import compat, embedded, masks
 from heads.identify import identify
 from heads.identity import TargetIdentity, TargetMismatch, hash_all, is_plain
+from heads.loading import load_model
 
 if TYPE_CHECKING:
     from heads.partial import Partial
@@ -98,21 +99,8 @@ class Target:
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> Target:
-        """Load a target by the embedded one's name, a folder, or a Hub id; dtype "auto" is the one it is stored in.
-
-        Raises:
-            ValueError: its files lack weights, which transformers would make up; what they have instead is listed.
-        """
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            embedded.resolve(name),
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-        model, found = loaded
-        if found["missing_keys"]:
-            raise ValueError(_incomplete(str(name), model, found))
+        """Load a target by name, folder or Hub id, whole; see :func:`heads.loading.load_model`."""
+        model = load_model(str(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         return cls(model.to(device), name=str(name))
 
     def _need(self, method: str, what: str) -> Any:
@@ -298,18 +286,3 @@ class Target:
     def weights_hash(self) -> str:
         """SHA-256 over all parameters and buffers as stored: equal before and after training."""
         return hash_all(self.model.state_dict().items())
-
-
-def _incomplete(name: str, model: Any, found: dict[str, Any]) -> str:
-    """What is said of files that lack weights."""
-    missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    there = sorted(key for key in model.state_dict() if key not in found["missing_keys"])
-    others = f", and {_some(unknown)}, which no part of it takes" if unknown else ""
-    return (
-        f"the files of {name} lack {_some(missing)}, so it would decode with made-up weights; there are "
-        f"{_some(there)}{others}: complete the files, or correct tie_word_embeddings in its config"
-    )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -15,7 +15,6 @@ from typing import Any
 
 from train.assemble import load_conversations, load_target, make_features, make_heads
 from train.config import RunConfig
-from train.evaluation import Evaluation
 from train.launch import start
 from train.loop import Trainer
 from train.losses import TERMS, make_criterion
@@ -66,7 +65,7 @@ def parse_loss(text: str) -> dict[str, float]:
 
 def compare(config: RunConfig, losses: Sequence[str], reporter: Reporter) -> list[Row]:
     """Train the recipe once for each loss, in folders of ``output.folder`` that carry their names; one that is there
-    with its last checkpoint is only evaluated again.
+    with its last checkpoint is not trained again.
 
     Raises:
         SettingsError: a loss that there is not, or an evaluation that shows nothing.
@@ -96,22 +95,27 @@ def compare(config: RunConfig, losses: Sequence[str], reporter: Reporter) -> lis
         trainer = Trainer(one, accelerator, heads, states, heldout, reporter)
         reporter.say(f"── {name}")
         began = time.monotonic()
+        trainer.resume()
         trainer.run()
-        assert trainer.evaluation is not None
-        rows.append(_row(name, trainer.evaluation, time.monotonic() - began))
+        assert trainer.progress.evaluation is not None
+        rows.append(_row(name, trainer.progress.evaluation, time.monotonic() - began))
     return rows
 
 
-def _row(name: str, found: Evaluation, seconds: float) -> Row:
-    assert found.taught is not None
-    decoded = found.decoded
+def _row(name: str, found: dict[str, Any], seconds: float) -> Row:
+    """Of what the last evaluation found, as a checkpoint keeps it."""
+    taught, decoded = found["heldout"], found["decoded"] or {}
+    depth = sum(key.startswith("heldout/acceptance/") for key in taught)
+    acceptance, overlap = (
+        [taught[f"heldout/{figure}/{k}"] for k in range(1, depth + 1)] for figure in ("acceptance", "overlap")
+    )
     return Row(
         loss=name,
-        acceptance=found.taught.acceptance,
-        overlap=found.taught.overlap,
-        tokens_per_round=None if decoded is None else decoded.tokens_per_round,
-        loop_free=None if decoded is None else decoded.loop_free,
-        rounds=None if decoded is None else decoded.rounds,
+        acceptance=acceptance,
+        overlap=overlap,
+        tokens_per_round=decoded.get("tokens_per_round"),
+        loop_free=decoded.get("loop_free"),
+        rounds=decoded.get("rounds"),
         seconds=round(seconds, 1),
     )
 
