@@ -21,8 +21,8 @@ from train.cache import CacheSpec, open_or_build
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.features import FeatureSource, OnlineFeatures
-from train.packing import Packed, PackedOnline
 from train.guards import check_target
+from train.packing import Packed, PackedOnline
 from train.progress import Reporter
 from train.ranks import Ranks
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from data.pack import plan
 from heads.base import DraftHeads
 from train.batches import split_step
 from train.cache import CacheSpec
@@ -18,7 +19,7 @@ from train.conversations import Conversations
 from train.estimate import stored_bytes
 from train.loop import plan_of
 
-Shape = tuple[int, int]  # texts of a pass, and the tokens they are padded to
+Shape = tuple[int, int]  # rows of a pass, and the tokens they are padded to
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,11 @@ def plan_steps(config: RunConfig, conversations: Conversations, processes: int) 
     steps = plan_of(settings, lengths, 0)
     counts, shapes = [], set()
     for step in steps:
-        shares = split_step(step, lengths, settings.micro_tokens, processes)
+        shares = split_step(step, lengths, settings.micro_tokens, processes, packing=settings.packing)
         counts.append(len(shares[0]))
-        shapes |= {(len(micro.indices), int(lengths[list(micro.indices)].max())) for share in shares for micro in share}
+        shapes |= {
+            _shape(lengths[list(micro.indices)].tolist(), settings.packing) for share in shares for micro in share
+        }
     return StepPlan(
         len(steps),
         int(lengths.sum()),
@@ -78,6 +81,11 @@ def plan_steps(config: RunConfig, conversations: Conversations, processes: int) 
         config.eval.every,
         settings.save_every,
     )
+
+
+def _shape(lengths: list[int], packing: bool) -> Shape:
+    longest = max(lengths)
+    return (len(plan(lengths, longest)) if packing else len(lengths)), longest
 
 
 @dataclass(frozen=True)

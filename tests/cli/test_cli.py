@@ -21,6 +21,7 @@ VERBS = [
     "train",
     "quickstart",
     "train-speed",
+    "losses",
     "eval",
     "bench",
     "plan",

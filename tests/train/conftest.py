@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,10 @@ def world(_world: Path, tmp_path: Path) -> Path:
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path))
     return tmp_path
 
+
+# trackio reads this when it is imported, whichever test is the first to do that
+os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="headstart-trackio-")
+atexit.register(shutil.rmtree, os.environ["TRACKIO_DIR"], ignore_errors=True)
 
 Launch = Callable[..., dict[str, Any]]
 

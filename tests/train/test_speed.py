@@ -21,11 +21,13 @@ def test_ratios_are_of_sums() -> None:
 def verb(words: list[str]) -> tuple[dict[str, Any], str]:
     """Run the verb as the command line would."""
     registered: dict[str, Any] = {}
-    commands.register(lambda name, **parts: registered.update(parts, name=name))
-    assert registered["name"] == "train-speed" and registered["example"].startswith("headstart train-speed")
+    commands.register(lambda name, **parts: registered.update({name: parts}))
+    found = registered["train-speed"]
+    assert found["example"].startswith("headstart train-speed")
     parser = argparse.ArgumentParser()
-    registered["configure"](parser)
-    return registered["run"](parser.parse_args(words))
+    found["configure"](parser)
+    report: tuple[dict[str, Any], str] = found["run"](parser.parse_args(words))
+    return report
 
 
 def test_the_verb_trains_both_ways(world: Path) -> None:

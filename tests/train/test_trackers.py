@@ -24,7 +24,6 @@ SECRET = "hf_abcdefghijklmnop"
 @pytest.fixture(autouse=True)
 def _secret(monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    monkeypatch.setenv("TRACKIO_DIR", str(world / "trackio"))
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(world / "no-netrc"))
