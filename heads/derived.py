@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from heads import embedded
 from heads.identify import INT4_GROUP
 from heads.identity import TargetIdentity
+from heads.loading import load_model
 from heads.target import Target
 
 HALF = (torch.bfloat16, torch.float16, torch.float32)
@@ -121,14 +120,14 @@ def load(
         quantization: a scheme of ``SCHEMES`` to quantize its weights by.
 
     Raises:
-        ValueError: see :func:`quantization_config` and :func:`put_adapter`.
+        ValueError: see :func:`quantization_config`, :func:`put_adapter` and :func:`heads.loading.load_model`.
     """
     if adapter is None and quantization is None:
         return Target.load(name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
     how: dict[str, Any] = {"dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
     if quantization is not None:
         how |= {"quantization_config": quantization_config(quantization, dtype), "device_map": device}
-    model: Any = AutoModelForCausalLM.from_pretrained(embedded.resolve(name), **how)
+    model = load_model(name, **how)
     if quantization is None:
         model = model.to(device)
     if adapter is not None:

@@ -11,9 +11,12 @@ from heads import embedded
 
 
 def load_model(
-    name: str, *, dtype: torch.dtype | Literal["auto"], revision: str | None, trust_remote_code: bool
+    name: str, *, dtype: torch.dtype | Literal["auto"], revision: str | None, trust_remote_code: bool, **options: Any
 ) -> Any:
     """The model of the embedded target's name, a folder, or a Hub id; dtype "auto" is the one it is stored in.
+
+    Args:
+        options: further ones of transformers' ``from_pretrained``.
 
     Raises:
         ValueError: its files lack weights; what they have instead is listed.
@@ -24,6 +27,7 @@ def load_model(
         revision=revision,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
+        **options,
     )
     model, found = loaded
     if found["missing_keys"]:
