@@ -155,14 +155,29 @@ def _answers(module: nn.Module, dtype: torch.dtype) -> Tensor:
     return module(unit)
 
 
+class Hash:
+    """SHA-256 of tensors by name, as they are stored; they are given one at a time, in the order of their names."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take one in."""
+        self._digest.update(name.encode())
+        for part in _parts(tensor.detach()):
+            self._digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+    def hex(self) -> str:
+        """Of all so far."""
+        return self._digest.hexdigest()
+
+
 def hash_all(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Hash of every value as it is stored: for asserting that nothing changed."""
-    digest = hashlib.sha256()
+    digest = Hash()
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        digest.update(name.encode())
-        for part in _parts(tensor.detach()):
-            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        digest.add(name, tensor)
+    return digest.hex()
 
 
 def _parts(tensor: Any) -> Iterator[Tensor]:

@@ -6,23 +6,22 @@ import os
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 import data
 from data.prepare import prepare
-from heads import derived
 from heads.base import DraftHeads
-from heads.embedded import cache_root, resolve
+from heads.embedded import cache_root
 from heads.kinds import build, make_config
 from heads.target import Target
 from heads.vocabulary import by_frequency, coverage, size_for
-from train.cache import CacheSpec, open_or_build
+from train.cache import open_or_build
+from train.cache_spec import CacheSpec
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.features import FeatureSource, OnlineFeatures
-from train.guards import check_target
 from train.packing import Packed, PackedOnline
+from train.pool import Pool
 from train.progress import Reporter
 from train.ranks import Ranks
 
@@ -30,27 +29,6 @@ BUILTIN = {
     "builtin:train": Path(str(data.__file__)).parent / "sample" / "train.jsonl.gz",
     "builtin:heldout": Path(str(data.__file__)).parent / "sample" / "heldout.jsonl.gz",
 }
-
-
-def load_target(config: RunConfig, accelerator: Accelerator) -> Target:
-    """The frozen target on this process's device; nothing in it takes gradients."""
-    ranks, settings = Ranks(accelerator), config.target
-    if ranks.main:
-        resolve(settings.name)  # so that the embedded target is converted once, not by every process
-    ranks.wait()
-    target = derived.load(
-        settings.name,
-        dtype=getattr(torch, settings.dtype),
-        device=accelerator.device,
-        revision=settings.revision,
-        trust_remote_code=settings.trust_remote_code,
-        adapter=settings.adapter,
-        adapter_revision=settings.adapter_revision,
-        quantization=None if settings.quantization == "none" else settings.quantization,
-    )
-    target.model.requires_grad_(False)
-    check_target(target, getattr(torch, settings.dtype))
-    return target
 
 
 def load_conversations(config: RunConfig, part: str, target: Target, ranks: Ranks, reporter: Reporter) -> Conversations:
@@ -141,23 +119,32 @@ def chosen_size(config: RunConfig, target: Target, conversations: Conversations)
 
 
 def make_features(
-    config: RunConfig, heads: DraftHeads, conversations: Conversations, ranks: Ranks, reporter: Reporter
+    config: RunConfig,
+    heads: DraftHeads,
+    conversations: Conversations,
+    ranks: Ranks,
+    reporter: Reporter,
+    pool: Pool | None = None,
 ) -> FeatureSource:
-    """Cached or online states of the target for these conversations, as ``data.features`` says."""
+    """States of the target for these conversations, as ``data.features`` says.
+
+    Raises:
+        ValueError: states of workers are wanted and there is no ``pool`` of them.
+    """
     target, dtype = heads.target, getattr(torch, config.data.feature_dtype)
     taps = tuple(heads.config.taps)
+    if config.data.features == "workers":
+        if pool is None:
+            raise ValueError("data.features is workers, which only train_heads.py starts: set it to cached or online")
+        source = pool.source(conversations)
+        return Packed(source) if config.train.packing else source
     if config.data.features == "online":
         made = PackedOnline if config.train.packing else OnlineFeatures
         return made(target, conversations, taps, dtype)
     root = cache_folder(config)
     spec = CacheSpec(target, conversations, taps, dtype)
-    there = spec.folder(root).is_dir()
-    reporter.say(
-        f"states: {conversations.lengths.sum():,} tokens, {spec.bytes / 2**30:.2f} GiB, "
-        f"{'found' if there else 'to be computed'} in {spec.folder(root)}"
-    )
     with reporter.bar("states", max(1, int(conversations.lengths.sum()) // ranks.count), "tokens") as bar:
-        cached = open_or_build(spec, root, ranks, lambda done, total: bar.update(done))
+        cached = open_or_build(spec, root, ranks, lambda done, total: bar.update(done), reporter.say)
     return Packed(cached) if config.train.packing else cached
 
 

@@ -7,12 +7,24 @@ a run is resumed by the number of its next batch alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from data.pack import plan
-from train.cache import by_length
+
+
+def by_length(lengths: np.ndarray, budget: int) -> Iterator[list[int]]:
+    """Conversation numbers in groups of like length, each at most ``budget`` padded tokens (or one conversation)."""
+    group: list[int] = []
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        if group and lengths[group[0]] * (len(group) + 1) > budget:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
 
 
 def plan_epoch(lengths: np.ndarray, batch_tokens: int, bucket: int, seed: int, epoch: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, and the state a run goes on from.
 
     checkpoints/step-00000200/   heads/                   loads like any heads folder
-                                 optimizer.safetensors    (or DeepSpeed's own files)
+                                 optimizer.safetensors    its state, whole, whatever engine it comes from
                                  process-0.safetensors    generators and sums not yet logged, one file a process
                                  progress.json            step, place in the data, best so far, settings; the size and
                                                           hash of every other file, and a hash of itself
@@ -61,7 +61,7 @@ class Checkpoints:
 
     Args:
         folder: the run folder's ``checkpoints``.
-        state: weights and optimizer, as the engine that runs writes them.
+        state: weights and optimizer.
         sums: what is stored of figures that are not logged yet.
         settings: what must be equal for a run to be continued; stored with each checkpoint.
         others: settings that may differ then, which is said.
@@ -221,8 +221,7 @@ class Checkpoints:
             Where it was, and what is otherwise than it was then, in words.
 
         Raises:
-            ValueError: the checkpoint is of a run with other settings (they are named), of another version, or of an
-                engine that cannot go on with so many processes.
+            ValueError: the checkpoint is of a run with other settings (they are named), or of another version.
         """
         content = read_progress(place)
         if content.get("format") != FORMAT:
@@ -239,8 +238,6 @@ class Checkpoints:
         progress, before, now = Progress(**content["progress"]), content["processes"], self.ranks.count
         notes = differences(content["others"], self.others)
         if before != now:
-            if not self.state.any_processes:
-                raise ValueError(f"{place} is DeepSpeed's, of {before} processes: go on with as many")
             notes.append(
                 f"{before} {'process' if before == 1 else 'processes'} then, {now} now: the same steps on the same "
                 "conversations; losses differ by rounding" + (", new processes draw anew" if now > before else "")

@@ -32,9 +32,18 @@ class DataConfig:
     )
     heldout: str = knob("builtin:heldout", "the same for held-out conversations, or builtin:heldout")
     max_length: int = knob(1024, "longest conversation in tokens, when a file is prepared here")
-    features: str = knob("cached", "states of the target: computed once to disk, or each step", ("cached", "online"))
-    feature_dtype: str = knob("bfloat16", "how the states are rounded, on disk and online alike", DTYPES)
+    features: str = knob(
+        "cached",
+        "states of the target: computed once to disk, each step, or each step by processes that do nothing else",
+        ("cached", "online", "workers"),
+    )
+    feature_dtype: str = knob(
+        "bfloat16", "how the states are rounded, on disk and online alike", (*DTYPES, "float8_e4m3fn")
+    )
     cache_folder: str | None = knob(None, "where cached states lie; default: features/ in headstart's cache folder")
+    workers: int = knob(2, "with features: workers, how many each machine starts; 0: they are started by hand")
+    spool_folder: str | None = knob(None, "where trainers and workers meet; on several machines, on a shared disk")
+    ahead: int = knob(2, "optimizer steps ahead of the current one whose states are asked of workers")
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,11 @@ class TargetConfig:
         "none",
         "quantize its weights as it is loaded; heads learn from what it then says",
         ("none", "int8", "int4", "nf4"),
+    )
+    placement: str = knob(
+        "outside",
+        "in every process, in the module the engine is given, or its layers spread over the processes",
+        ("outside", "inside", "sharded"),
     )
 
 
@@ -76,6 +90,7 @@ class TrainConfig:
 
     seed: int = knob(0, "of weights and order")
     precision: str = knob("bf16", "autocast of the heads", ("no", "bf16"))
+    engine: str = knob("launched", "the one that was launched, or FSDP2 whatever was", ("launched", "fsdp2"))
     epochs: int = knob(1, "passes over the conversations")
     max_steps: int | None = knob(None, "stop after so many optimizer steps, however many epochs that takes")
     batch_tokens: int = knob(4096, "tokens of an optimizer step, over all processes and micro-batches")

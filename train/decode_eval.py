@@ -12,18 +12,16 @@ from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from heads.base import DraftHeads
-from heads.draft import Draft
-from heads.grow import Budget, Sampler
+from heads.grow import Budget
 from heads.kinds import build
-from heads.target import Target
 from infer.drafters.heads import HeadsDrafter
 from infer.generate import generate
 from infer.metrics import Round, loop_free
 from train.figures import Figures
+from train.in_step import InStep
 from train.ranks import Ranks
 
 TOLERANCE, SHARE = 0.25, 0.35  # tokens per round, and share of the tokens drafted, by which the two may differ
@@ -56,49 +54,6 @@ class Decoded:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-class InStep:
-    """A drafter that tells the other processes of each round before it drafts.
-
-    Where a module's weights are spread over processes, all must run it together. A process whose text is finished
-    goes on with :meth:`idle` until the last one is.
-    """
-
-    def __init__(self, inner: HeadsDrafter, target: Target, ranks: Ranks) -> None:
-        self.inner, self.target, self.ranks = inner, target, ranks
-        self.taps, self.lookahead = inner.taps, inner.lookahead
-        self._budget = Budget.chain(inner.lookahead)
-
-    @property
-    def module_seconds(self) -> float:
-        """Of the inner drafter."""
-        return self.inner.module_seconds
-
-    def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
-        """A new text."""
-        self.inner.begin(target, ids, taps)
-
-    def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
-        """Announce the round, then draft."""
-        self.ranks.add([1.0])
-        return self.inner.propose(budget, sampler)
-
-    def commit(self, taps: Tensor | None, ids: list[int]) -> None:
-        """What a round emitted."""
-        self.inner.commit(taps, ids)
-
-    def fork(self) -> InStep:
-        """For another text, in step with the same processes."""
-        return InStep(self.inner.fork(), self.target, self.ranks)
-
-    def idle(self) -> None:
-        """Step along, with results nobody reads, until no process has a round left."""
-        root = torch.zeros(1, 1, dtype=torch.long, device=self.target.device)
-        while self.ranks.add([0.0])[0]:
-            taps = self.target.forward(root, taps=self.taps).taps
-            self.inner.begin(self.target, root.repeat(1, 2), taps)
-            self.inner.propose(self._budget, None)
 
 
 def decoding_copy(heads: DraftHeads) -> DraftHeads:
@@ -134,17 +89,22 @@ def decode_prompts(
     for turn in range(-(-len(prompts) // ranks.count)):
         if ranks.add([float(stop())])[0]:
             break
-        drafter = InStep(HeadsDrafter(copy), target, ranks)
         at = turn * ranks.count + ranks.index
-        if at < len(prompts):
-            ids = prompts[at][None].to(target.device)
-            out = generate(
-                target.model, ids, drafter, budget=Budget.chain(depth), max_new_tokens=tokens, do_sample=False
-            )
-            log += out.stats.log
-            free += loop_free(out.stats)
-            done += 1
-        drafter.idle()
+        with InStep(target, ranks) as steps:
+            if at < len(prompts):
+                ids = prompts[at][None].to(target.device)
+                out = generate(
+                    target.model,
+                    ids,
+                    HeadsDrafter(copy),
+                    budget=Budget.chain(depth),
+                    max_new_tokens=tokens,
+                    do_sample=False,
+                )
+                log += out.stats.log
+                free += loop_free(out.stats)
+                done += 1
+            steps.along()
     return _summed(log, free, done, depth, ranks)
 
 

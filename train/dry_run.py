@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from train.assemble import cache_folder, find_recipe, load_conversations, load_target, make_heads
+from train.assemble import cache_folder, find_recipe, load_conversations, make_heads
 from train.cache import CacheSpec
 from train.config import RunConfig
 from train.conversations import Conversations
@@ -30,6 +30,7 @@ from train.needs import DiskNeeds, StepPlan, plan_steps
 from train.progress import Reporter
 from train.ranks import Ranks
 from train.settings import load, parse, to_dict, to_yaml
+from train.targets import load_target
 from train.trackers import check_tracker, without_secrets
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
-from heads.base import DraftHeads
 from heads.judge import TrainingBatch
 from train.batches import split_step
 from train.config import EvalConfig, RunConfig
 from train.conversations import Conversations
 from train.decode_eval import Decoded, decode_prompts, disagreement
+from train.engine import Engine
 from train.features import FeatureSource
 from train.figures import Figures, Sums
 from train.interrupt import StopRequest
@@ -67,9 +67,7 @@ class Evaluation:
 
 def evaluate(
     config: RunConfig,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    heads: DraftHeads,
+    engine: Engine,
     source: FeatureSource,
     batch: Callable[[FeatureSource, tuple[int, ...]], TrainingBatch],
     stop: StopRequest,
@@ -79,19 +77,21 @@ def evaluate(
     Raises:
         ValueError: decoding is wanted, but no held-out conversation has a prompt.
     """
-    ranks, settings = Ranks(accelerator), config.eval
+    ranks, settings = Ranks(engine.accelerator), config.eval
     conversations = source.conversations
     taught = decoded = None
     if settings.conversations:
         chosen = spread(len(conversations), settings.conversations)
-        step = accelerator.unwrap_model(model).eval()
+        step = engine.step.eval()
         sums = Sums()
         train = config.train
         shares = split_step(chosen, conversations.lengths, train.micro_tokens, ranks.count, packing=train.packing)
         mine = shares[ranks.index]
-        with torch.no_grad(), accelerator.autocast():
+        source.expect([micro.indices for micro in mine])
+        with torch.no_grad():
             for micro in mine:
-                sums.add(step(batch(source, micro.indices)), counts=micro.counts)
+                _, report = step(partial(batch, source, micro.indices))
+                sums.add(report, counts=micro.counts)
         taught = sums.figures(ranks)
     if settings.prompts:
         every = (conversations.prompt(i) for i in spread(len(conversations), settings.prompts))
@@ -99,7 +99,12 @@ def evaluate(
         if not prompts:
             raise ValueError(f"{conversations.where}: no conversation has a prompt to decode; set eval.prompts to 0")
         decoded = decode_prompts(
-            heads, prompts, ranks, tokens=settings.tokens, lookahead=settings.lookahead, stop=lambda: bool(stop.number)
+            engine.whole_heads(),
+            prompts,
+            ranks,
+            tokens=settings.tokens,
+            lookahead=settings.lookahead,
+            stop=lambda: bool(stop.number),
         )
     warning = disagreement(taught, decoded) if taught is not None and decoded is not None else None
     return Evaluation(taught, decoded, warning)

@@ -1,17 +1,17 @@
 """The target's states that heads learn from, computed each step.
 
-``train/cache.py`` is the same from disk. Both round to one storage dtype, so that a run is the same whichever is
-chosen::
+``train/cache.py`` is the same from disk, ``train/pool.py`` the same from other processes. All round alike, so that
+a run is the same whichever is chosen::
 
-    online   ids ─► target ─► round ─────────────► batch
+    online   ids ─► target ─► round ─────────────────────────► batch
     cached   ids ─► target ─► round ─► file        (once)
-                                        └────────► batch
+                                        └────────────────────► batch
+    workers  ids ─► a file ─► another process's target ─► round ─► a file ─► batch
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -21,23 +21,9 @@ from data.pack import attention
 from heads.judge import TrainingBatch, text_positions
 from heads.target import Target
 from train.conversations import Conversations
+from train.storage import Storage
 
 LOGIT_ROWS = 128  # positions whose logits over the whole vocabulary are held at once: small enough to be reused memory
-
-
-@dataclass
-class States:
-    """What the target makes of a batch.
-
-    Attributes:
-        values: (B, T, (taps + 1)·H) in the storage dtype: taps side by side, then the post-norm hidden state.
-        top: (B, T) int32, the target's arg-max where it is judged (where token t+1 is the target's own), else 0.
-        lse: (B, T) float32, log-sum-exp of the target's logits there, else 0.
-    """
-
-    values: Tensor
-    top: Tensor
-    lse: Tensor
 
 
 class FeatureSource(Protocol):
@@ -46,7 +32,11 @@ class FeatureSource(Protocol):
     conversations: Conversations
 
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
-        """Right-padded batch of those conversations, on the target's device, states in the storage dtype."""
+        """Right-padded batch of those conversations, on the target's device, states as they are stored."""
+        ...
+
+    def expect(self, batches: Sequence[Sequence[int]]) -> None:
+        """The batches that will be asked for next, in order; a source may begin to fetch them."""
         ...
 
 
@@ -68,33 +58,38 @@ def run_target(
     taps: Sequence[int],
     ids: Tensor,
     loss_mask: Tensor,
-    mask: Tensor,
-    dtype: torch.dtype,
+    storage: Storage,
     *,
     documents: Tensor | None = None,
-) -> States:
+) -> dict[str, Tensor]:
     """One pass of the target over a padded batch; what stands in padding is whatever the target made of it.
 
     Args:
+        taps: hidden states as transformers counts them, at least one.
+        ids, loss_mask: (B, T).
         documents: (B, T) numbers of the texts where a row holds several, each of which is read by itself.
+
+    Returns:
+        The columns of ``storage``, each (B, T, width). ``top`` and ``lse`` are the target's arg-max and log-sum-exp
+        of its logits where it is judged (where token t+1 is the target's own), else 0.
     """
     # padding stands on the right, where no row before it can see it: without a mask attention takes its fast path
     apart, positions = (None, None) if documents is None else (attention(documents), text_positions(documents))
     out = target.forward(ids, mask=apart, positions=positions, taps=taps, hidden=True, logits_to_keep=1)
-    assert out.hidden is not None
-    states = out.hidden if out.taps is None else torch.cat([out.taps, out.hidden], -1)
-    values = states.to(dtype).clone()  # the clone is no inference tensor, so autograd may save it
+    assert out.hidden is not None and out.taps is not None
+    columns = storage.encode(out.taps, out.hidden)
+    columns = {name: value.clone() for name, value in columns.items()}  # no inference tensors: autograd may save them
     judged = torch.zeros_like(loss_mask)
     judged[:, :-1] = loss_mask[:, 1:]
     top = torch.zeros_like(ids, dtype=torch.int32)
     lse = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
-    rows = values[..., -target.hidden_size :][judged].to(target.dtype)
+    rows = columns["hidden"][judged].to(target.dtype)
     if len(rows):
         with torch.no_grad():
             found = [_judge(target.project(part)) for part in rows.split(LOGIT_ROWS)]
         top[judged] = torch.cat([best for best, _ in found]).int()
         lse[judged] = torch.cat([whole for _, whole in found])
-    return States(values, top, lse)
+    return columns | {"top": top[..., None], "lse": lse[..., None]}
 
 
 def _judge(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,17 +97,19 @@ def _judge(logits: Tensor) -> tuple[Tensor, Tensor]:
     return wide.argmax(-1), wide.logsumexp(-1)
 
 
-def as_batch(ids: Tensor, loss_mask: Tensor, mask: Tensor, states: States, hidden_size: int) -> TrainingBatch:
-    """Split states at the last ``hidden_size`` columns; padding is zeroed, so that nothing can depend on it."""
-    values = states.values * mask[..., None]
+def as_batch(
+    ids: Tensor, loss_mask: Tensor, mask: Tensor, columns: Mapping[str, Tensor], storage: Storage
+) -> TrainingBatch:
+    """States by column, each (B, T, width), as a batch; padding is zeroed, so that nothing can depend on it."""
+    taps, hidden = storage.decode(columns)
     return TrainingBatch(
         ids=ids,
         loss_mask=loss_mask,
         mask=mask,
-        taps=values[..., :-hidden_size],
-        hidden=values[..., -hidden_size:],
-        top=states.top.long(),
-        lse=states.lse,
+        taps=taps.masked_fill(~mask[..., None], 0),
+        hidden=hidden.masked_fill(~mask[..., None], 0),
+        top=columns["top"][..., 0].long(),
+        lse=columns["lse"][..., 0],
     )
 
 
@@ -120,10 +117,14 @@ class OnlineFeatures:
     """Runs the target on every batch."""
 
     def __init__(self, target: Target, conversations: Conversations, taps: Sequence[int], dtype: torch.dtype) -> None:
-        self.target, self.conversations, self.taps, self.dtype = target, conversations, tuple(taps), dtype
+        self.target, self.conversations, self.taps = target, conversations, tuple(taps)
+        self.storage = Storage(len(self.taps), target.hidden_size, dtype)
 
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
         """See :class:`FeatureSource`."""
         ids, loss_mask, mask = (part.to(self.target.device) for part in pad_ids(self.conversations, indices))
-        states = run_target(self.target, self.taps, ids, loss_mask, mask, self.dtype)
-        return as_batch(ids, loss_mask, mask, states, self.target.hidden_size)
+        columns = run_target(self.target, self.taps, ids, loss_mask, self.storage)
+        return as_batch(ids, loss_mask, mask, columns, self.storage)
+
+    def expect(self, batches: Sequence[Sequence[int]]) -> None:
+        """Nothing can be begun: the target is this process's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from heads.base import DraftHeads
 from train.batches import plan_epoch
 from train.checkpoint import Checkpoints, Progress
 from train.config import RunConfig, TrainConfig
-from train.engine_state import engine_state
+from train.engine_state import EngineState
+from train.engines import start_engine
 from train.evaluation import evaluate
 from train.features import FeatureSource
 from train.figures import Figures
@@ -27,11 +29,12 @@ from train.ranks import Ranks
 from train.runlog import RunLog
 from train.schedule import learning_rate
 from train.settings import to_dict
-from train.step import Step, Stepper
+from train.step import HeadsStep, Step, Stepper
 
 # A run may be continued with these changed: they do not touch what has been learned so far.
 FREE_TO_CHANGE = {
-    "data.features", "data.cache_folder", "train.micro_tokens", "train.packing", "train.log_every", "train.save_every",
+    "data.features", "data.cache_folder", "data.workers", "data.spool_folder", "data.ahead", "target.placement",
+    "train.engine", "train.micro_tokens", "train.log_every", "train.save_every", "train.packing",
     "train.epochs", "train.max_steps", "target.trust_remote_code",
 }  # fmt: skip
 
@@ -59,21 +62,23 @@ class Trainer:
         self.lengths = train.conversations.lengths
         check_target(heads.target, getattr(torch, config.target.dtype))
         settings = config.train
-        optimizer = torch.optim.AdamW(
-            [p for p in heads.parameters() if p.requires_grad],
+        weights = position_weights(settings.position_weights, heads.position_weights())
+        inner = HeadsStep(heads, make_criterion(settings.loss), weights, settings.precision)
+        step = Step(inner, heads.target.layers if config.target.placement == "inside" else None)
+        make = partial(
+            torch.optim.AdamW,
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        weights = position_weights(settings.position_weights, heads.position_weights())
-        self.model, optimizer = accelerator.prepare(Step(heads, make_criterion(settings.loss), weights), optimizer)
-        self.stepper = Stepper(config, accelerator, heads, train, self.model, optimizer)
+        self.engine = start_engine(config, accelerator, step, make)
+        self.stepper = Stepper(config, heads, train, self.engine)
         self.folder = Path(config.output.folder)
         self.log = RunLog(self.folder)
         self.checkpoints = Checkpoints(
             self.folder / "checkpoints",
             self.ranks,
-            engine_state(accelerator, self.model, optimizer, heads),
+            EngineState(self.engine),
             self.stepper.sums,
             {**continued_settings(config), "data.content": train.conversations.digest},
             other_settings(config),
@@ -125,7 +130,9 @@ class Trainer:
                 if self.progress.batch == len(plan):
                     self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
                     plan = self.plan(self.progress.epoch)
-                self.optimizer_step(plan[self.progress.batch], stop)
+                ahead = plan[self.progress.batch : self.progress.batch + 1 + self.config.data.ahead]
+                self.stepper.expect(ahead)
+                self.optimizer_step(ahead[0], stop)
                 self.progress.step += 1
                 self.progress.batch += 1
                 self._after_step(stop, bar)
@@ -201,9 +208,7 @@ class Trainer:
         where, lower = f"in the evaluation at step {self.progress.step}", "lower train.micro_tokens or eval.tokens"
         # what training draws does not hang on evaluations
         with memory_advice(where, lower), torch.random.fork_rng(cuda):
-            result = evaluate(
-                self.config, self.accelerator, self.model, self.heads, self.heldout, self.stepper.batch, stop
-            )
+            result = evaluate(self.config, self.engine, self.heldout, self.stepper.batch, stop)
         self._stop_if(self.ranks.add([float(stop.number == n) for n in StopRequest.NUMBERS]))
         self.since = time.monotonic()  # the rate is of training alone
         step = self.progress.step

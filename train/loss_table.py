@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.assemble import load_conversations, load_target, make_features, make_heads
+from train.assemble import load_conversations, make_features, make_heads
 from train.config import RunConfig
 from train.launch import start
 from train.loop import Trainer
@@ -21,6 +21,7 @@ from train.losses import TERMS, make_criterion
 from train.progress import Reporter
 from train.ranks import Ranks
 from train.settings import SettingsError
+from train.targets import load_target
 
 LOSSES = tuple(TERMS)
 

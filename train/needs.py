@@ -111,14 +111,14 @@ class DiskNeeds:
         cls, config: RunConfig, heads: DraftHeads, caches: Sequence[tuple[str, CacheSpec, Path]], prepared: int
     ) -> DiskNeeds:
         """See the class."""
-        there = {name: (folder / "key.json").is_file() for name, _, folder in caches}
-        bytes_of = {name: spec.bytes for name, spec, _ in caches}
+        missing = {name: spec.missing_bytes(folder) for name, spec, folder in caches}
+        found = {name: spec.bytes - missing[name] for name, spec, _ in caches}
         written = _heads_bytes(heads)
         evaluated = bool(config.eval.conversations or config.eval.prompts)
         return cls(
             prepared=prepared,
-            states={name: count for name, count in bytes_of.items() if not there[name]},
-            found={name: count for name, count in bytes_of.items() if there[name]},
+            states={name: count for name, count in missing.items() if count},
+            found={name: count for name, count in found.items() if count},
             heads=written,
             checkpoint=written + _optimizer_bytes(heads),
             checkpoints=config.output.keep + 1 + evaluated,

@@ -18,6 +18,7 @@ from train.loop import Trainer, continued_settings
 from train.manifest import fault
 from train.ranks import Ranks
 from train.settings import to_dict
+from train.spread import weights_hash
 from train.trackers import without_secrets
 
 REPORT = "report.json"
@@ -48,19 +49,19 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
         ValueError: the target's weights are not what they were (a fault of the program).
         OSError: the disk refused.
     """
-    config, ranks, heads = trainer.config, trainer.ranks, trainer.heads
+    config, ranks = trainer.config, trainer.ranks
     folder = trainer.folder
     report: dict[str, Any] = {}
     error: Exception | None = None
+    weights, target_after = trainer.engine.whole_heads(), weights_hash(trainer.heads.target, ranks.main)
     if ranks.main:
         try:
-            target_after = heads.target.weights_hash()
             if target_after != target_before:
                 raise ValueError("the target's weights changed during training: these heads belong to no target")
             if config.output.export == "best" and trainer.progress.best_step >= 0:
                 _copy_heads(_best(trainer), folder / HEADS)
             else:
-                heads.save_pretrained(folder / HEADS)
+                weights.save_pretrained(folder / HEADS)
             report = _report(trainer, target_after, seconds)
             write_whole(folder / REPORT, json.dumps(report, indent=1) + "\n")
         except (ValueError, OSError) as caught:
@@ -122,6 +123,7 @@ def _report(trainer: Trainer, target_hash: str, seconds: float) -> dict[str, Any
         "steps": trainer.progress.step,
         "seconds": round(seconds, 1),
         "processes": trainer.ranks.count,
+        "engine": trainer.engine.name,
         "best": {"step": trainer.progress.best_step, "tokens_per_round": trainer.progress.best},
         "train": trainer.progress.figures,
         **{name: value for name, value in evaluation.items() if name != "step"},

@@ -63,6 +63,10 @@ class Packed:
         """Packed batch of those conversations."""
         return pack_batch(self.inner.batch(indices))
 
+    def expect(self, batches: Sequence[Sequence[int]]) -> None:
+        """See :class:`train.features.FeatureSource`."""
+        self.inner.expect(batches)
+
 
 class PackedOnline(OnlineFeatures):
     """Runs the target on packed rows.
@@ -85,8 +89,8 @@ class PackedOnline(OnlineFeatures):
 
         ids, documents, positions = stacked("ids"), stacked("documents"), stacked("positions")
         loss_mask = stacked("loss_mask") & (positions >= 2)
-        states = run_target(self.target, self.taps, ids, loss_mask, documents > 0, self.dtype, documents=documents)
-        batch = as_batch(ids, loss_mask, documents > 0, states, self.target.hidden_size)
+        columns = run_target(self.target, self.taps, ids, loss_mask, self.storage, documents=documents)
+        batch = as_batch(ids, loss_mask, documents > 0, columns, self.storage)
         batch.documents = documents
         return batch
 

@@ -57,11 +57,11 @@ def write_record(trainer: Trainer, heldout: Conversations | None, started: datet
                 "heldout": {"sha256": heldout.digest, **_size(heldout)} if heldout is not None else None,
             },
             "target": trainer.heads.target.identity().to_dict(),
-            "parameters": sum(p.numel() for p in trainer.stepper.parameters),
+            "parameters": trainer.engine.trained,
             "steps": trainer.total,
             "world": {
                 "processes": ranks.count,
-                "engine": trainer.accelerator.distributed_type.value,
+                "engine": trainer.engine.name,
                 "device": _device(trainer.accelerator.device),
                 "threads": torch.get_num_threads(),
                 "platform": platform.platform(),

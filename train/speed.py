@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from train.assemble import load_conversations, load_target, make_heads
-from train.cache import CacheSpec, open_or_build
+from train.assemble import load_conversations, make_heads
+from train.cache import open_or_build
+from train.cache_spec import CacheSpec
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.evaluation import spread
@@ -22,6 +23,7 @@ from train.launch import start
 from train.loop import Trainer
 from train.progress import Reporter
 from train.ranks import Ranks
+from train.targets import load_target
 
 
 @dataclass(frozen=True)

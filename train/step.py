@@ -13,14 +13,14 @@ gradient is.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Self
 
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from heads.base import DraftHeads, LossReport
 from heads.judge import Criterion, TrainingBatch
@@ -31,17 +31,62 @@ from train.figures import Sums
 from train.guards import BadBatch, is_finite, memory_advice, refuse_not_finite
 from train.ranks import Ranks
 
+if TYPE_CHECKING:
+    from train.engine import Engine
+
+Supply = Callable[[], TrainingBatch]
+
+
+class HeadsStep(nn.Module):
+    """Heads, criterion and weights of the draft positions: batch in; out the sum to differentiate, and the report.
+
+    Args:
+        precision: "bf16" for autocast, "no" for none.
+    """
+
+    def __init__(self, heads: DraftHeads, criterion: Criterion, weights: list[float], precision: str) -> None:
+        super().__init__()
+        self.heads, self.criterion, self.weights, self.half = heads, criterion, weights, precision == "bf16"
+
+    def forward(
+        self, batch: TrainingBatch, measure: bool = True, taps: Tensor | None = None
+    ) -> tuple[Tensor, LossReport]:
+        """See ``DraftHeads.loss``; ``taps`` go before the batch's, where an engine has to see them."""
+        if taps is not None:
+            batch = replace(batch, taps=taps)
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.half):
+            report = self.heads.loss(batch, self.criterion, measure=measure, weights=self.weights)
+        return report.total, report
+
 
 class Step(nn.Module):
-    """What data parallelism wraps: heads, criterion and weights of the draft positions; batch in, report out."""
+    """What an engine is given: the heads' step, and the target's layers where they are to be the engine's too.
 
-    def __init__(self, heads: DraftHeads, criterion: Criterion, weights: list[float]) -> None:
+    The batch is made inside its pass, because then an engine that spreads weights lets the target run.
+
+    Attributes:
+        watched: the engine tells by the gradient of what the heads read that their backward pass is over.
+    """
+
+    watched = False
+
+    def __init__(self, inner: HeadsStep, layers: nn.Module | None = None) -> None:
         super().__init__()
-        self.heads, self.criterion, self.weights = heads, criterion, weights
+        self.inner, self.layers = inner, layers
 
-    def forward(self, batch: TrainingBatch, measure: bool = True) -> LossReport:
-        """See ``DraftHeads.loss``."""
-        return self.heads.loss(batch, self.criterion, measure=measure, weights=self.weights)
+    def forward(self, supply: Supply, measure: bool = True) -> tuple[Tensor, LossReport]:
+        """See :class:`HeadsStep`."""
+        batch = supply()
+        taps = batch.taps.detach().requires_grad_(self.training) if self.watched else None
+        total, report = self.inner(batch, measure, taps)
+        return total, report
+
+    def train(self, mode: bool = True) -> Self:
+        """The target stays in eval mode."""
+        super().train(mode)
+        if self.layers is not None:
+            self.layers.eval()
+        return self
 
 
 @dataclass(frozen=True)
@@ -57,7 +102,7 @@ class Stepper:
 
     Args:
         source: states of the target for the conversations that are trained on.
-        model, optimizer: as ``Accelerator.prepare`` returned them, the model a :class:`Step`.
+        engine: what runs the passes.
 
     Attributes:
         sums: loss and acceptance since they were last read.
@@ -67,26 +112,29 @@ class Stepper:
     def __init__(
         self,
         config: RunConfig,
-        accelerator: Accelerator,
         heads: DraftHeads,
         source: FeatureSource,
-        model: Any,
-        optimizer: Any,
+        engine: Engine,
     ) -> None:
-        self.config, self.accelerator, self.heads, self.source = config, accelerator, heads, source
-        self.model, self.optimizer = model, optimizer
-        self.parameters = [p for p in heads.parameters() if p.requires_grad]
-        self.ranks, self.sums = Ranks(accelerator), Sums()
+        self.config, self.heads, self.source, self.engine = config, heads, source, engine
+        self.ranks, self.sums = Ranks(engine.accelerator), Sums()
         self.grad_norm: float | None = None
         self.folder = Path(config.output.folder)
-        self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.heads_dtype = engine.parameters[0].dtype
+
+    def expect(self, steps: list[list[int]]) -> None:
+        """Tell the source of this process's batches in the steps to come."""
+        self.source.expect([micro.indices for step in steps for micro in self._micros(step)])
+
+    def _micros(self, indices: list[int]) -> list[Micro]:
+        lengths, settings = self.source.conversations.lengths, self.config.train
+        shares = split_step(indices, lengths, settings.micro_tokens, self.ranks.count, packing=settings.packing)
+        return shares[self.ranks.index]
 
     def share(self, indices: list[int]) -> Share:
         """This process's part of a step on these conversations."""
-        self.model.train()  # before anything is counted: heads may leave rows out of what they train on
-        settings, lengths = self.config.train, self.source.conversations.lengths
-        shares = split_step(indices, lengths, settings.micro_tokens, self.ranks.count, packing=settings.packing)
-        micros = shares[self.ranks.index]
+        self.engine.model.train()  # before anything is counted: heads may leave rows out of what they train on
+        micros = self._micros(indices)
         return Share(micros, [self._rows(micro) for micro in micros])
 
     def run(self, share: Share, total: float, number: int, lr: float, measure: bool) -> None:
@@ -102,34 +150,27 @@ class Stepper:
                 (DeepSpeed tells of a gradient only after that).
             OutOfMemory: a pass did not fit.
         """
-        for group in self.optimizer.param_groups:
+        for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         bad: list[BadBatch] = []
         for at, (micro, count) in enumerate(zip(share.micros, share.counts, strict=True), 1):
             last = at == len(share.micros)
-            self.accelerator.sync_gradients = last
-            with (
-                memory_advice(self._where(number, micro), self._lower()),
-                nullcontext() if last else self.accelerator.no_sync(self.model),
-            ):
-                report: LossReport = self.model(self.batch(self.source, micro.indices), measure)
+            with memory_advice(self._where(number, micro), self._lower()), self.engine.accumulating(last):
+                loss, report = self.engine.model(partial(self.batch, self.source, micro.indices), measure)
                 if int(report.count) != count and micro.counts:
                     raise RuntimeError(f"heads count {int(report.count)} rows where the masks have {count}")
-                if not is_finite(report.total.detach()):
-                    bad.append(self._bad(at, micro, str(float(report.total.detach()))))
+                if not is_finite(loss.detach()):
+                    bad.append(self._bad(at, micro, str(float(loss.detach()))))
                 if last and self.ranks.add([len(bad)])[0]:
                     refuse_not_finite(self.folder, number, "loss", bad, lr, self.ranks)
                 self.sums.add(report, counts=micro.counts, measured=measure)
                 part = float(micro.counts) * self.ranks.count / max(total, 1.0)
-                self.accelerator.backward(report.total * part)
-        # DeepSpeed's engine has clipped and stepped in the last backward, and only tells the norm
-        norm = self.accelerator.clip_grad_norm_(self.parameters, self.config.train.clip or float("inf"))
-        self.grad_norm = None if norm is None else float(norm)
+                self.engine.backward(loss * part)
+        self.grad_norm = self.engine.clip(self.config.train.clip)
         if not is_finite(self.grad_norm):
             every = [self._bad(at, micro, "finite loss") for at, micro in enumerate(share.micros, 1)]
-            refuse_not_finite(self.folder, number, "gradient", every, lr, self.ranks, taken=self.deepspeed)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            refuse_not_finite(self.folder, number, "gradient", every, lr, self.ranks, taken=self.engine.takes_early)
+        self.engine.update()
 
     def _bad(self, at: int, micro: Micro, loss: str) -> BadBatch:
         rows = [self.source.conversations.row_id(index) for index in micro.indices]
@@ -156,6 +197,6 @@ class Stepper:
     def batch(self, source: FeatureSource, indices: tuple[int, ...]) -> TrainingBatch:
         """States in the dtypes that heads and target compute in."""
         batch = source.batch(indices)
-        batch.taps = batch.taps.to(self.parameters[0].dtype)
+        batch.taps = batch.taps.to(self.heads_dtype)
         batch.hidden = batch.hidden.to(self.heads.target.dtype)
         return batch

@@ -21,12 +21,13 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from contextlib import nullcontext  # noqa: E402
 from datetime import UTC, datetime  # noqa: E402
 from typing import Any  # noqa: E402
 
 from accelerate import Accelerator  # noqa: E402
 
-from train.assemble import find_recipe, load_conversations, load_target, make_features, make_heads  # noqa: E402
+from train.assemble import find_recipe, load_conversations, make_features, make_heads  # noqa: E402
 from train.config import RunConfig  # noqa: E402
 from train.dry_run import dry_run  # noqa: E402
 from train.evaluation import evaluated  # noqa: E402
@@ -36,10 +37,13 @@ from train.interrupt import Interrupted, Terminated, terminate  # noqa: E402
 from train.launch import start  # noqa: E402
 from train.loop import Trainer  # noqa: E402
 from train.output import already_done, finish  # noqa: E402
+from train.pool import Pool  # noqa: E402
 from train.progress import Reporter  # noqa: E402
 from train.ranks import Ranks  # noqa: E402
 from train.record import write_record  # noqa: E402
 from train.settings import describe, load, parse  # noqa: E402
+from train.spread import weights_hash  # noqa: E402
+from train.targets import load_target  # noqa: E402
 from train.trackers import Launch, begin, check_tracker, close  # noqa: E402
 
 DRY = "--dry-run"
@@ -71,25 +75,26 @@ def _train(config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> dict[st
     if done is not None:
         reporter.say(f"{config.output.folder} is finished (step {done['steps']}): nothing to do")
         return done
-    before = target.weights_hash() if ranks.main else ""
+    before = weights_hash(target, ranks.main)
     heads = make_heads(config, target, conversations, reporter)
-    heldout = unseen = None
-    with memory_advice("while the target's states were computed", "lower data.max_length, or use a smaller target"):
-        states = make_features(config, heads, conversations, ranks, reporter)
-        if config.eval.conversations or config.eval.prompts:
-            unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
-            heldout = make_features(config, heads, unseen, ranks, reporter)
+    with Pool(config, heads, accelerator) if config.data.features == "workers" else nullcontext() as pool:
+        heldout = unseen = None
+        with memory_advice("while the target's states were computed", "lower data.max_length, or use a smaller target"):
+            states = make_features(config, heads, conversations, ranks, reporter, pool)
+            if config.eval.conversations or config.eval.prompts:
+                unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
+                heldout = make_features(config, heads, unseen, ranks, reporter, pool)
 
-    trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
-    trainer.resume()
-    record = write_record(trainer, unseen, started)
-    begin(accelerator, config, Launch(record["id"], len(record["launches"]) > 1, trainer.progress.step))
-    try:
-        trainer.run()
-    except BaseException:
-        close(accelerator)
-        raise
-    return finish(trainer, before, time.monotonic() - began)
+        trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
+        trainer.resume()
+        record = write_record(trainer, unseen, started)
+        begin(accelerator, config, Launch(record["id"], len(record["launches"]) > 1, trainer.progress.step))
+        try:
+            trainer.run()
+        except BaseException:
+            close(accelerator)
+            raise
+        return finish(trainer, before, time.monotonic() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

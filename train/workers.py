@@ -6,7 +6,6 @@ machine is whichever is doing something else. Passes that do not wait for each o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -39,14 +38,3 @@ def side_by_side(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(threads)  # part of the setting is the process's, not the thread's
-
-
-def pwrite_all(file: int, data: memoryview, at: int) -> None:
-    """Write all of ``data`` at byte ``at`` of an open file; safe beside other writers of other places.
-
-    Raises:
-        OSError: the disk is full, or the file is not open for writing.
-    """
-    while data.nbytes:
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written

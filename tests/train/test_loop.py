@@ -69,7 +69,7 @@ def test_loss_falls_and_only_heads_learn(world: Path, launch: Launch, monkeypatc
     target = trainer.heads.target
     assert target.weights_hash() == seen["before"] == trainer.heads.target.weights_hash()
     assert all(p.grad is None and not p.requires_grad for p in target.model.parameters())
-    assert not {id(p) for p in target.model.parameters()} & {id(p) for p in trainer.model.parameters()}
+    assert not {id(p) for p in target.model.parameters()} & {id(p) for p in trainer.engine.model.parameters()}
     values = losses(world / "run")
     assert sum(values[s] for s in range(36, 41)) < 0.9 * sum(values[s] for s in range(1, 6))
     assert all(0 <= value <= 1 for line in log_of(world / "run") for key, value in line.items() if "acceptance" in key)

@@ -146,7 +146,7 @@ def test_a_signal_outside_the_steps_cleans_up(world: Path, monkeypatch: pytest.M
     def stopped(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("train.cache.run_target", stopped)
+    monkeypatch.setattr("train.cache_build.run_target", stopped)
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert main(["--config", str(world / "recipe.yaml")]) == 128 + signal.SIGTERM

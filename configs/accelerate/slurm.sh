@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# A training run on the nodes of a Slurm job, with any of the *_nodes.yaml beside this file or nodes.yaml:
+#
+#   sbatch configs/accelerate/slurm.sh configs/accelerate/zero3_nodes.yaml --config configs/long.yaml \
+#       --output.folder /shared/runs/long --data.cache_folder /shared/features --target.placement sharded
+#
+# Two minutes before the time is up the run is asked to stop: it writes a checkpoint, and the job, put into the queue
+# again, goes on from it. Set PROCESSES_PER_NODE where there are no GPUs to count.
+#SBATCH --job-name=headstart
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=32
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+if [ $# -lt 1 ]; then
+    echo "usage: sbatch $0 ACCELERATE_CONFIG [ARGUMENTS OF train_heads.py]" >&2
+    exit 2
+fi
+export LAUNCH_CONFIG=$1
+shift
+MAIN_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MAIN_PORT=$((20000 + SLURM_JOB_ID % 20000))
+PROCESSES=$((SLURM_NNODES * ${PROCESSES_PER_NODE:-${SLURM_GPUS_ON_NODE:-8}}))
+export MAIN_HOST MAIN_PORT PROCESSES
+
+# one launcher a node; each is told which node it is on
+srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$LAUNCH_CONFIG" \
+    --num_machines "$SLURM_NNODES" --num_processes "$PROCESSES" --machine_rank "$SLURM_NODEID" \
+    --main_process_ip "$MAIN_HOST" --main_process_port "$MAIN_PORT" train/train_heads.py "$@"' train_heads "$@" &
+running=$!
+stopped=
+trap 'stopped=yes; kill -TERM "$running"' TERM
+status=0
+wait "$running" || status=$?
+if [ -n "$stopped" ]; then
+    wait "$running" || status=$?  # the first wait ended with the signal
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
