@@ -35,15 +35,21 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
 
     Raises:
         OSError: the disk refused; what stood in the folder before is still whole.
-        HeadsFileError: a parameter has no values here (a sharded one, outside its gathering).
+        HeadsFileError: a tensor is not whole here (one that is spread over processes, outside its gathering).
         ValueError: the draft vocabulary was never set.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
-    empty = [name for name, tensor in tensors.items() if tensor.numel() == 0]
-    if empty:
-        raise HeadsFileError(f"{', '.join(empty)} have no values in this process: gather sharded weights before saving")
+    with torch.device("meta"):  # shapes alone
+        expected = build(heads.config, heads.target, check=False).state_dict()
+    partial = [
+        f"{name} is {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
+        for name, tensor in tensors.items()
+        if name in expected and tensor.shape != expected[name].shape
+    ]
+    if partial:
+        raise HeadsFileError(f"not whole in this process: {'; '.join(partial)}. Gather sharded weights before saving")
     if heads.config.draft_vocab_size is not None:
         check_ids(heads.target_ids, heads.config.draft_vocab_size, heads.config.vocab_size)
     weights, config = folder / f".{WEIGHTS}.partial", folder / f".{CONFIG}.partial"

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from heads import build, make_config
-from infer.drafters.heads import HeadsDrafter
 from infer.metrics import Round
 from tests.train.world import conversations, tiny_target
 from train.config import EvalConfig
-from train.decode_eval import Decoded, InStep, _summed, decode_prompts, decoding_copy, disagreement
+from train.decode_eval import Decoded, _summed, decode_prompts, decoding_copy, disagreement
 from train.evaluation import evaluated, spread
 from train.figures import Figures
 from train.ranks import Ranks
@@ -64,29 +63,6 @@ def test_a_stop_ends_it_between_prompts() -> None:
     asked = iter([False, True])
     found = decode_prompts(made(), [torch.tensor([1, 2])] * 5, Ranks(), tokens=4, stop=lambda: next(asked))
     assert found.prompts == 1
-
-
-def test_a_finished_process_steps_along_until_all_are_done() -> None:
-    """Two processes, simulated: the other one still has three rounds when ours is done."""
-
-    class Others(Ranks):
-        rounds = 3
-
-        def add(self, values: Any) -> list[float]:
-            self.rounds -= 1
-            return [values[0] + float(self.rounds >= 0)]
-
-    passes: list[int] = []
-    heads = made()
-    target, forward = heads.target, heads.target.forward
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        passes.append(1)
-        return forward(*arguments, **keywords)
-
-    target.forward = counted
-    InStep(HeadsDrafter(heads), target, Others()).idle()
-    assert len(passes) == 3
 
 
 def test_random_heads_decode_as_training_says() -> None:

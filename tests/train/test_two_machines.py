@@ -1,0 +1,41 @@
+"""Two machines, as two launches on loopback by the Slurm script: DDP and ZeRO-3 train what one process trains."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import Launch
+from tests.train.two_machines import ROOT, command, environment
+from tests.train.world import finished, losses
+
+QUICK = ("--train.max_steps", "2", "--eval.prompts", "0")
+
+
+def free_port() -> int:
+    """A port from which the script can make a job's number."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            if 20000 < probe.getsockname()[1] < 40000:
+                return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "more"),
+    [("nodes", "ddp", ()), ("zero3_nodes", "zero-3", ("--target.placement", "sharded"))],
+)
+def test_a_run_on_two_machines(
+    world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, kind: str, engine: str, more: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(ROOT)  # the configurations name DeepSpeed's from here
+    words = command(kind, "--config", str(world / "recipe.yaml"), *QUICK, *more, "--output.folder", str(world / kind))
+    done = finished(words, 240, environment(world, free_port(), kind))
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads((world / kind / "report.json").read_text())
+    assert (report["processes"], report["engine"]) == (2, engine)
+    launch(*QUICK, "--output.folder", world / "one")
+    assert list(losses(world / kind).values()) == pytest.approx(list(losses(world / "one").values()), rel=2e-5)
