@@ -56,6 +56,9 @@ class DraftHeads(nn.Module, ABC):
 
     default_lookahead: ClassVar[int] = 5
     later_options: ClassVar[dict[str, Any]] = {}  # not in older folders: the values that such heads were trained with
+    attentions: ClassVar[tuple[str, ...]] = ("plain",)
+    """Ways in which the training unroll can attend; ``attention`` is the one it does."""
+    attention: str = "plain"
     target_ids: Tensor
 
     def __init__(self, config: HeadsConfig, target: Target) -> None:

@@ -142,7 +142,7 @@ def make_features(
         made = PackedOnline if config.train.packing else OnlineFeatures
         return made(target, conversations, taps, dtype)
     root = cache_folder(config)
-    spec = CacheSpec(target, conversations, taps, dtype)
+    spec = CacheSpec(target, conversations, taps, dtype, config.train.kernels)
     with reporter.bar("states", max(1, int(conversations.lengths.sum()) // ranks.count), "tokens") as bar:
         cached = open_or_build(spec, root, ranks, lambda done, total: bar.update(done), reporter.say)
     return Packed(cached) if config.train.packing else cached

@@ -28,6 +28,7 @@ class CacheSpec:
     conversations: Conversations
     taps: tuple[int, ...]
     dtype: torch.dtype
+    kernels: str = "torch"
 
     @property
     def storage(self) -> Storage:
@@ -74,6 +75,7 @@ class CacheSpec:
             "dtype": str(self.dtype),
             "data": self.conversations.digest,
             "shard_bytes": self.shard_bytes,
+            **({"kernels": self.kernels} if self.kernels != "torch" else {}),
         }
 
     @property

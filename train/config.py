@@ -90,6 +90,8 @@ class TrainConfig:
 
     seed: int = knob(0, "of weights and order")
     precision: str = knob("bf16", "autocast of the heads", ("no", "bf16"))
+    attention: str = knob("plain", "of the heads' unroll: plain, or torch's FlexAttention (GPUs)", ("plain", "flex"))
+    kernels: str = knob("torch", "of target and heads: torch's, or Liger's fused ones (GPUs)", ("torch", "liger"))
     engine: str = knob("launched", "the one that was launched, or FSDP2 whatever was", ("launched", "fsdp2"))
     epochs: int = knob(1, "passes over the conversations")
     max_steps: int | None = knob(None, "stop after so many optimizer steps, however many epochs that takes")

@@ -101,7 +101,10 @@ def _caches(
         return []
     dtype, root = getattr(torch, config.data.feature_dtype), cache_folder(config)
     sets = {"train": conversations} | ({"heldout": heldout} if heldout is not None else {})
-    specs = {name: CacheSpec(heads.target, each, tuple(heads.config.taps), dtype) for name, each in sets.items()}
+    specs = {
+        name: CacheSpec(heads.target, each, tuple(heads.config.taps), dtype, config.train.kernels)
+        for name, each in sets.items()
+    }
     return [(name, spec, spec.folder(root)) for name, spec in specs.items()]
 
 

@@ -26,8 +26,9 @@ import torch  # noqa: E402
 
 from heads.identity import TargetIdentity  # noqa: E402
 from heads.target import Target  # noqa: E402
-from train.config import TargetConfig  # noqa: E402
+from train.config import TargetConfig, TrainConfig  # noqa: E402
 from train.features import run_target  # noqa: E402
+from train.kernels import check_kernels, use_in_target  # noqa: E402
 from train.spool import Spool, pauses, wait_until  # noqa: E402
 from train.storage import Storage  # noqa: E402
 from train.targets import open_target  # noqa: E402
@@ -83,6 +84,9 @@ def work(folder: Path, device: str) -> int:
     with spool.working(f"{socket.gethostname()}-{os.getpid()}"):
         target = open_target(TargetConfig(**about["target"]), torch.device(device))
         target.check(TargetIdentity.from_dict(about["identity"]))
+        kernels = TrainConfig(kernels=about["kernels"])
+        check_kernels(kernels, target.device)
+        use_in_target(kernels, target)
         done = serve(spool, about, target)
     spool.remove()  # the run has ended: if it was killed, nobody else does
     return done

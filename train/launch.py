@@ -93,8 +93,8 @@ def check_engine(config: RunConfig, kind: DistributedType, processes: int, group
         )
     if placement == "sharded" and (config.target.adapter or config.target.quantization != "none"):
         raise LaunchError(
-            "target.placement is sharded, which is for plain weights: merge target.adapter into the target first, leave "
-            "target.quantization out, or set it to outside"
+            "target.placement is sharded, which is for plain weights: merge target.adapter into the target first and "
+            "leave target.quantization out, or set it to outside"
         )
     if placement == "inside" and fsdp:
         raise LaunchError(

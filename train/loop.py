@@ -22,6 +22,7 @@ from train.features import FeatureSource
 from train.figures import Figures
 from train.guards import check_target, memory_advice
 from train.interrupt import Interrupted, StopRequest
+from train.kernels import use_in_heads
 from train.losses import make_criterion, position_weights
 from train.memory import peak_bytes
 from train.progress import Bar, Reporter, duration
@@ -34,8 +35,8 @@ from train.step import HeadsStep, Step, Stepper
 # A run may be continued with these changed: they do not touch what has been learned so far.
 FREE_TO_CHANGE = {
     "data.features", "data.cache_folder", "data.workers", "data.spool_folder", "data.ahead", "target.placement",
-    "train.engine", "train.micro_tokens", "train.log_every", "train.save_every", "train.packing",
-    "train.epochs", "train.max_steps", "target.trust_remote_code",
+    "train.engine", "train.attention", "train.kernels", "train.micro_tokens", "train.packing", "train.log_every",
+    "train.save_every", "train.epochs", "train.max_steps", "target.trust_remote_code",
 }  # fmt: skip
 
 
@@ -62,6 +63,7 @@ class Trainer:
         self.lengths = train.conversations.lengths
         check_target(heads.target, getattr(torch, config.target.dtype))
         settings = config.train
+        use_in_heads(settings, heads)
         weights = position_weights(settings.position_weights, heads.position_weights())
         inner = HeadsStep(heads, make_criterion(settings.loss), weights, settings.precision)
         step = Step(inner, heads.target.layers if config.target.placement == "inside" else None)

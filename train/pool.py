@@ -129,6 +129,7 @@ class Pool:
             "identity": self.target.identity().to_dict(),
             "taps": list(heads.config.taps),
             "feature_dtype": config.data.feature_dtype,
+            "kernels": config.train.kernels,
         }
         self.ranks.on_main(lambda: self.spool.create(about), f"making {self.spool.folder}")
         unseen = None if self.spool.about() else OSError("data.spool_folder must be on a disk that all machines share")

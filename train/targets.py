@@ -21,12 +21,20 @@ from heads.embedded import resolve
 from heads.target import Target
 from train.config import RunConfig, TargetConfig
 from train.guards import check_target
+from train.kernels import check_kernels, use_in_target
 from train.ranks import Ranks
 from train.spread import check_dtype, gathered, spread_by_fsdp, spread_by_zero
 
 
 def load_target(config: RunConfig, accelerator: Accelerator) -> Target:
     """The frozen target for this process; nothing in it takes gradients."""
+    check_kernels(config.train, accelerator.device)
+    target = _load(config, accelerator)
+    use_in_target(config.train, target)
+    return target
+
+
+def _load(config: RunConfig, accelerator: Accelerator) -> Target:
     ranks, settings = Ranks(accelerator), config.target
     if ranks.main:
         resolve(settings.name)  # so that the embedded target is converted once, not by every process
