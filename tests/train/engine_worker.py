@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,16 @@ def main() -> int:
     train_heads.Trainer = Watched  # type: ignore[misc]
     right = Engine.accumulating
     for run in runs:
+        if "half_of" in run:
+            if os.environ["RANK"] == "0":
+                half_way(Path(run["half_of"]), Path(run["folder"]))
+            distributed.barrier()
         settings = launched(run["engine"], configs)
         os.environ.update(settings)
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         Engine.accumulating = MISTAKES.get(run.get("mistake"), right)  # type: ignore[method-assign]
-        with nullcontext():
-            train_heads.train(run["arguments"])
+        train_heads.train(run["arguments"])
         for name in settings:
             del os.environ[name]
     return 0

@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.train.conftest import Launch
-from tests.train.world import ROOT, finished, log_of
+from tests.train.world import ROOT, finished, half_way, log_of
 
 DOUBLE = ("--target.dtype", "float64", "--data.feature_dtype", "float64")
 COMMON = ("--train.batch_tokens", "320", "--train.max_steps", "4", "--train.schedule", "constant")
@@ -28,7 +28,9 @@ ACCUMULATED = [  # engine, where the target stands
     ("ddp", "outside"), ("ddp", "inside"), ("fsdp2", "outside"), ("fsdp2", "sharded"),
     ("zero0", "outside"), ("zero1", "inside"), ("zero2", "inside"), ("zero3", "inside"), ("zero3", "sharded"),
 ]  # fmt: skip
-RESUMED = ("fsdp2", "zero2", "zero3")
+RESUMED = [  # engine, and the one whose checkpoint it goes on from
+    ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("zero1", "zero1"), ("zero3", "zero3"), ("zero3", "zero2"),
+]  # fmt: skip
 
 
 def configurations(folder: Path) -> Path:
@@ -45,14 +47,6 @@ def arguments(world: Path, name: str, engine: str, *more: str) -> list[str]:
     words = ["--config", str(world / "recipe.yaml"), *more, "--output.folder", str(world / name)]
     words += ["--train.engine", "fsdp2"] if engine == "fsdp2" else []
     return [*words, *DOUBLE] if engine in TORCH else words
-
-
-def half_way(world: Path, source: str, name: str) -> None:
-    """A run folder as it was after its second step."""
-    shutil.copytree(world / source, world / name)
-    shutil.rmtree(world / name / "heads")
-    (world / name / "report.json").unlink()
-    shutil.rmtree(world / name / "checkpoints" / "step-00000004")
 
 
 def launch_all(world: Path, runs: list[dict[str, Any]]) -> None:
@@ -93,6 +87,11 @@ def test_every_engine_is_the_same_training(world: Path, launch: Launch) -> None:
         runs.append({"engine": engine, "arguments": words})
     wrong = arguments(world, "wrong", "ddp", *FOUR)
     runs.append({"engine": "ddp", "mistake": "never averaged", "arguments": wrong})
+    for engine, before in RESUMED:
+        name = f"{engine}-of-{before}"
+        words = arguments(world, name, engine, *ONCE)
+        half = {"half_of": str(world / f"{before}-once"), "folder": str(world / name)}
+        runs.append({"engine": engine, "arguments": words, **half})
     launch_all(world, runs)
 
     for dtype, more in (("float64", DOUBLE), ("float32", ())):
@@ -103,11 +102,17 @@ def test_every_engine_is_the_same_training(world: Path, launch: Launch) -> None:
     for run in runs:
         folder = Path(run["arguments"][run["arguments"].index("--output.folder") + 1])
         dtype = "float64" if run["engine"] in TORCH else "float32"
-        reference = world / f"one-{'' if folder.name.endswith('-once') else 'four-'}{dtype}"
+        once = folder.name.endswith("-once") or "-of-" in folder.name
+        reference = world / f"one-{'' if once else 'four-'}{dtype}"
         found[folder.name] = differences(folder, reference) / bounds[dtype]
     mistaken = found.pop("wrong")
     assert max(found.values()) < 1, found
     assert mistaken > 1000
+
+    for engine, before in RESUMED:
+        if engine == before:  # to the bit what it had been without a stop
+            resumed, through = world / f"{engine}-of-{engine}", world / f"{engine}-once"
+            assert differences(resumed, through) == 0.0, engine
 
     whole = json.loads((world / "ddp-outside" / "held.json").read_text())[0]
     for name in ("ddp-inside", "zero1-inside", "zero2-inside"):
@@ -116,5 +121,9 @@ def test_every_engine_is_the_same_training(world: Path, launch: Launch) -> None:
         for held in json.loads((world / name / "held.json").read_text()):
             assert held["target"] == pytest.approx(whole["target"] / 2, rel=0.02), name
             assert held["heads"] == pytest.approx(whole["heads"] / 2, rel=0.02), name
+    # and one process goes on from what two left under ZeRO-3
+    half_way(world / "zero3-once", world / "one-of-zero3")
+    launch(*ONCE, "--output.folder", world / "one-of-zero3")
+    assert differences(world / "one-of-zero3", world / "one-float32") < bounds["float32"]
     names = {engine: json.loads((world / f"{engine}-once" / "report.json").read_text())["engine"] for engine in ZERO}
     assert names == {"zero0": "zero-0", "zero1": "zero-1", "zero2": "zero-2", "zero3": "zero-3"}

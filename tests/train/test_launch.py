@@ -8,8 +8,9 @@ import signal
 import pytest
 from accelerate.utils import DistributedType
 
+from train.config import RunConfig, TargetConfig, TrainConfig
 from train.interrupt import StopRequest
-from train.launch import LaunchError, check_launch
+from train.launch import LaunchError, _settle, check_engine, check_launch
 
 NO, CPUS, DEEPSPEED, FSDP = (
     DistributedType.NO,
@@ -30,7 +31,8 @@ TWO = ONE | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
             2,
             "DeepSpeed was asked for, but MULTI_CPU.*DS_ACCELERATOR=cpu",
         ),
-        (TWO | {"ACCELERATE_USE_FSDP": "true"}, CPUS, 2, "FSDP was asked for, but MULTI_CPU"),
+        (TWO | {"ACCELERATE_USE_FSDP": "true"}, CPUS, 2, "FSDP was asked for, but MULTI_CPU.*--train.engine fsdp2"),
+        (TWO | {"ACCELERATE_USE_FSDP": "true"}, FSDP, 2, "FSDP1 was asked for.*fsdp2.yaml"),
         # accelerate launch --cpu --num_processes 2
         (
             ONE | {"MASTER_ADDR": "127.0.0.1"},
@@ -54,7 +56,7 @@ def test_refused(environ: dict[str, str], kind: DistributedType, processes: int,
         ({"MASTER_ADDR": "somewhere"}, NO, 1),  # a cluster's variable, and a plain `python train_heads.py`
         (TWO, CPUS, 2),
         (TWO | {"ACCELERATE_USE_DEEPSPEED": "true"}, DEEPSPEED, 2),
-        (TWO | {"ACCELERATE_USE_FSDP": "true"}, FSDP, 2),
+        (TWO | {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, FSDP, 2),
     ],
 )
 def test_allowed(environ: dict[str, str], kind: DistributedType, processes: int) -> None:
@@ -84,3 +86,64 @@ def test_a_child_whose_launcher_died_stops(monkeypatch: pytest.MonkeyPatch) -> N
     assert stop.number == signal.SIGTERM
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     assert StopRequest().number == 0  # a plain run outlives its shell
+
+
+def settings(engine: str = "launched", placement: str = "outside", **target: str) -> RunConfig:
+    return RunConfig(train=TrainConfig(engine=engine), target=TargetConfig(placement=placement, **target))
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "grouped", "stage", "message"),
+    [
+        (settings("fsdp2"), NO, False, None, "fsdp2, but 1 process was started by itself.*torchrun"),
+        (settings("fsdp2"), DEEPSPEED, True, 2, "fsdp2, but DeepSpeed was launched"),
+        (settings(placement="sharded"), CPUS, True, None, "sharded, which only ZeRO-3 and FSDP2 do.*zero3.yaml"),
+        (settings(placement="sharded"), DEEPSPEED, True, 2, "sharded, which only ZeRO-3 and FSDP2 do"),
+        (settings("fsdp2", "inside"), CPUS, True, None, "inside, but FSDP2 is given the heads alone"),
+        (settings("fsdp2", "sharded", adapter="some"), CPUS, True, None, "sharded, which is for plain weights"),
+        (settings("fsdp2", "sharded", quantization="int8"), CPUS, True, None, "sharded, which is for plain weights"),
+    ],
+)
+def test_settings_that_the_launch_cannot_keep(
+    config: RunConfig, kind: DistributedType, grouped: bool, stage: int | None, message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        check_engine(config, kind, 1, grouped, stage)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "grouped", "stage"),
+    [
+        (settings(), NO, False, None),
+        (settings(placement="inside"), CPUS, True, None),
+        (settings("fsdp2", "sharded"), CPUS, True, None),
+        (settings(placement="sharded"), FSDP, True, None),
+        (settings(placement="sharded"), DEEPSPEED, True, 3),
+        (settings(placement="inside"), DEEPSPEED, True, 3),
+    ],
+)
+def test_settings_that_it_can(config: RunConfig, kind: DistributedType, grouped: bool, stage: int | None) -> None:
+    check_engine(config, kind, 2, grouped, stage)
+
+
+class Plugin:
+    """As much of accelerate's DeepSpeed plugin as is read."""
+
+    def __init__(self, **sections: object) -> None:
+        self.deepspeed_config: dict[str, object] = {"zero_optimization": {"stage": 2}, **sections}
+
+
+def test_deepspeeds_configuration_is_completed() -> None:
+    plugin = Plugin(bf16={"enabled": "auto"}, fp16={"enabled": False})
+    _settle(plugin, RunConfig(train=TrainConfig(clip=0.0)))
+    assert plugin.deepspeed_config["gradient_clipping"] == 1e9  # 0 would not turn it off
+    assert plugin.deepspeed_config["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "ours"),
+    [("optimizer", "train.lr"), ("scheduler", "train.schedule"), ("bf16", "train.precision")],
+)
+def test_what_the_recipe_decides_is_refused_in_deepspeeds(section: str, ours: str) -> None:
+    with pytest.raises(LaunchError, match=rf"has a section {section}, which is set by {ours}"):
+        _settle(Plugin(**{section: {"enabled": True, "type": "Adam"}}), RunConfig())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -92,6 +93,14 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
 def losses(folder: Path) -> dict[int, float]:
     """Step → training loss."""
     return {line["step"]: line["train/loss"] for line in log_of(folder) if "train/loss" in line}
+
+
+def half_way(source: Path, folder: Path) -> None:
+    """A copy of a run of four steps as it was after its second."""
+    shutil.copytree(source, folder)
+    shutil.rmtree(folder / "heads")
+    (folder / "report.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
 
 
 @dataclass
