@@ -16,9 +16,10 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
+from tests.train.world import half_way
 from train import train_heads
 from train.engine import Engine
 from train.loop import Trainer
