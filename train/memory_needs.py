@@ -13,7 +13,8 @@ from accelerate import Accelerator
 
 from heads.base import DraftHeads
 from heads.judge import TrainingBatch
-from train.cache import BUILD_TOKENS, by_length
+from train.batches import by_length
+from train.cache_build import BUILD_TOKENS
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.estimate import PassMemory, nbytes, peak_of
@@ -21,6 +22,7 @@ from train.features import run_target
 from train.losses import make_criterion
 from train.memory import available_bytes, resident_bytes
 from train.needs import StepPlan
+from train.storage import Storage
 
 
 class MemoryNeeds:
@@ -68,11 +70,12 @@ class MemoryNeeds:
 
     def _training(self, heads: DraftHeads, share: float) -> PassMemory:
         criterion, device = make_criterion(self.config.train.loss), heads.target.device
+        half = self.config.train.precision == "bf16"
         heads.train()
 
         def take(length: int) -> None:
             batch = _made_up(heads, length, share)
-            with self.accelerator.autocast():
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 total = heads.loss(batch, criterion).total
             total.backward()
 
@@ -83,11 +86,11 @@ class MemoryNeeds:
 
     def _states(self, heads: DraftHeads, share: float) -> PassMemory:
         target, taps = heads.target, tuple(heads.config.taps)
-        dtype = getattr(torch, self.config.data.feature_dtype)
+        storage = Storage(len(taps), target.hidden_size, getattr(torch, self.config.data.feature_dtype))
 
         def take(length: int) -> None:
             batch = _made_up(heads, length, share, states=False)
-            run_target(target, taps, batch.ids, batch.loss_mask, batch.mask, dtype)
+            run_target(target, taps, batch.ids, batch.loss_mask, storage)
 
         take(16)
         return PassMemory(lambda length: peak_of(lambda: take(length), target.device))
