@@ -44,7 +44,7 @@ def attend_flex(q: Tensor, k0: Tensor, v0: Tensor, seen: Tensor, own: Sequence[t
     def visible(text: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return seen[text, row, column]
 
-    mask = create_block_mask(visible, b, None, r, t, device=q.device)  # type: ignore[arg-type]
+    mask = create_block_mask(visible, b, None, r, t, device=q.device)
     read, lse = _kernel(q.is_cuda)(q, k0, v0, block_mask=mask, enable_gqa=heads != kv)
     if not own:
         return read

@@ -23,7 +23,9 @@ from train.features import run_target
 from train.storage import Storage
 
 BOUND = {torch.float64: 1e-10, torch.float32: 1e-5}
-FAMILIES = ["llama", "qwen3", "gemma2", "gpt2", "gptneox", "mixtral"]
+FAMILIES = ["llama", "qwen3", "gpt2", "gptneox", "mixtral"]
+CASES = [(family, dtype) for family in FAMILIES for dtype in BOUND]
+CASES += [("gemma2", torch.float32)]  # whose norms compute in float32 whatever the dtype
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -86,8 +88,7 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_decoding_reads_the_states_of_training(family: str, dtype: torch.dtype) -> None:
     target = made(family, dtype)
     taps = (0, 1, target.num_layers - 1, target.num_layers)
