@@ -104,7 +104,7 @@ def test_trackio_holds_each_step_once(world: Path, launch: Go) -> None:
 def test_wandb_knows_it_is_the_same_run(world: Path, launch: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     killed_and_gone_on(launch, "--tracker.kind", "wandb")
-    names = [path.name.rsplit("-", 1)[1] for path in (world / "run" / "wandb").glob("offline-run-*")]
+    names = [path.name.split("-")[3] for path in (world / "run" / "wandb").glob("offline-run-*")]
     assert len(names) == 2 and set(names) == {json.loads((world / "run" / "run.json").read_text())["id"]}
 
 
