@@ -25,13 +25,11 @@ from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.layer import DecoderLayer
 from heads.rows import drafted_from, packed, positions_of, take, visible
 
-ATTENTION = {"plain": attend_rows, "flex": attend_flex}
-
 
 class Autoregressive(DraftHeads):
     """What a kind adds: how taps become a state, what the layer reads, what its output means."""
 
-    attentions = tuple(ATTENTION)
+    attentions = ("plain", "flex")
 
     layer: DecoderLayer
 
@@ -98,7 +96,7 @@ class Autoregressive(DraftHeads):
         seen, places = visible(batch, order, self.config.options["window"]), positions_of(batch, order)
         output = Output(lambda spoken, _: self.project(spoken), self.outputs)
 
-        attend = ATTENTION[self.attention]
+        attend = {"plain": attend_rows, "flex": attend_flex}[self.attention]
         x, residual = take(x_all, order), take(residual_all, order)
         own: list[tuple[Tensor, Tensor]] = []
         hidden = residual

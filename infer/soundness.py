@@ -22,8 +22,9 @@ PREFIX = 5
 CHAIN = Draft.chain([7, 2, 9])
 TREE = Draft((7, 2, 9, 4), (-1, -1, 0, 1), (None,) * 4)  # two children of the root, each with one of its own
 
-# relative error of a row's logits: rounding lies far below, a row that saw too much or too little far above
-BOUNDS = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+# relative error of a row's logits: rounding lies far below, a row that saw too much or too little far above (some
+# families compute a part of a float64 pass in float32)
+BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 _sound: WeakSet[nn.Module] = WeakSet()
 

@@ -188,7 +188,8 @@ MODES = {
     f"{section}.{name}": item.metadata["choices"]
     for section, kind in SECTIONS.items()
     for name, (_, item) in fields_of(kind).items()
-    if item.metadata["choices"] and name != "quantization"  # goes with some dtypes only: tests/heads/test_derived.py
+    # these go with some dtypes (test_derived.py), with several processes (test_engines.py), or on GPUs only
+    if item.metadata["choices"] and name not in ("quantization", "placement", "engine", "attention", "kernels")
 }
 BOOLEANS = [f"{section}.{name}" for section, kind in SECTIONS.items() for name, (wanted, _) in fields_of(kind).items()
             if wanted is bool]  # fmt: skip
@@ -204,7 +205,7 @@ def test_every_mode_takes_two_steps(world: Path, launch: Launch, turn: int, monk
     wanted["heads.kind"] = list(KINDS)[turn % len(KINDS)]
     settings = [word for name, value in wanted.items() for word in (f"--{name}", str(value).lower())]
     terms = [f"--train.loss.{list(TERMS)[turn % len(TERMS)]}", 0.5]
-    report = launch(*settings, *terms, "--heads.taps", {"medusa": "4"}.get(wanted["heads.kind"], "1,2,3"),
+    report = launch(*settings, *terms, "--heads.taps", {"medusa": "4", "eagle1": "4"}.get(wanted["heads.kind"], "1,2,3"),
                     "--train.max_steps", 2, "--eval.every", 1)  # fmt: skip
     assert report["steps"] == 2 and report["decoded"]["prompts"] == 3
     effective = yaml.safe_load((world / "run" / "config.yaml").read_text())

@@ -42,7 +42,7 @@ def test_what_a_run_was_made_with(world: Path, launch: Launch, monkeypatch: pyte
         value.numel() for name, value in weights(world / "run").items() if name != "target_ids"
     )
     world_ = found["world"]
-    assert (world_["processes"], world_["engine"], world_["threads"]) == (1, "NO", torch.get_num_threads())
+    assert (world_["processes"], world_["engine"], world_["threads"]) == (1, "ddp", torch.get_num_threads())
     assert world_["device"].startswith("cpu (")
     (only,) = found["launches"]
     assert only["command"] == ["train_heads.py", "--config", "recipe.yaml"]
