@@ -205,7 +205,8 @@ def test_every_mode_takes_two_steps(world: Path, launch: Launch, turn: int, monk
     wanted["heads.kind"] = list(KINDS)[turn % len(KINDS)]
     settings = [word for name, value in wanted.items() for word in (f"--{name}", str(value).lower())]
     terms = [f"--train.loss.{list(TERMS)[turn % len(TERMS)]}", 0.5]
-    report = launch(*settings, *terms, "--heads.taps", {"medusa": "4", "eagle1": "4"}.get(wanted["heads.kind"], "1,2,3"),
+    taps = {"medusa": "4", "eagle1": "4"}.get(wanted["heads.kind"], "1,2,3")
+    report = launch(*settings, *terms, "--heads.taps", taps,
                     "--train.max_steps", 2, "--eval.every", 1)  # fmt: skip
     assert report["steps"] == 2 and report["decoded"]["prompts"] == 3
     effective = yaml.safe_load((world / "run" / "config.yaml").read_text())
