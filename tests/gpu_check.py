@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ class Check:
         self.folder, self.dry = folder, dry
         self.recipe = write_world(folder)
 
-    def launch(self, name: str, launcher: list[str], *arguments: str, cpu: bool = False, **environ: str) -> list[float]:
+    def launch(self, name: str, launcher: list[str], *arguments: str, cpu: bool = False, **environ: Any) -> list[float]:
         """Losses of a run by a launcher.
 
         Raises:
@@ -101,10 +102,10 @@ def fsdp2(check: Check) -> None:
     """FSDP2 by accelerate's launcher, with which it can only run on GPUs; a dry run takes torchrun's."""
     reference = check.alone("plain")
     for place in ("outside", "sharded"):
-        words = ("--target.placement", place)
+        words = ["--target.placement", place]
         if check.dry:
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
-            words = (*words, "--train.engine", "fsdp2")
+            words += ["--train.engine", "fsdp2"]
             found = check.launch(f"fsdp2-{place}", torchrun, *words, ACCELERATE_USE_CPU="true")
         else:
             found = check.accelerate(f"fsdp2-{place}", "fsdp2", *words)

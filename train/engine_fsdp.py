@@ -36,7 +36,8 @@ class Fsdp(Engine):
     def accumulating(self, last: bool) -> Iterator[None]:
         """See :class:`train.engine.Engine`."""
         self.accelerator.sync_gradients = last
-        self.step.inner.set_requires_gradient_sync(last)
+        inner: Any = self.step.inner
+        inner.set_requires_gradient_sync(last)
         yield
 
     def backward(self, loss: Tensor) -> None:

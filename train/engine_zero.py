@@ -14,7 +14,6 @@ from torch import Tensor
 
 from train.engine import Engine, MakeOptimizer, by_number
 from train.launch import LaunchError
-from train.spread import whole
 from train.step import HeadsStep, Step
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, one value a weight
@@ -109,7 +108,7 @@ class Zero(Engine):
         """This process's part of a weight's float32 copy and optimizer state."""
         from deepspeed import utils
 
-        every = {None: value, **{name: state[name] for name in MOMENTS if name in state}}
+        every: dict[str | None, Tensor] = {None: value, **{name: state[name] for name in MOMENTS if name in state}}
         for name, full in every.items():
             full = full.to(weight.device, torch.float32)
             if self.stage < 3 and name is None:
@@ -136,6 +135,3 @@ def _part(weight: Any, full: Tensor) -> Tensor:
     filled = full.new_zeros(size * torch.distributed.get_world_size(group))
     filled[: full.numel()] = full.flatten()
     return filled[size * torch.distributed.get_rank(group) :][:size]
-
-
-__all__ = ["Zero", "whole"]

@@ -30,7 +30,8 @@ def spread_target(target: Target) -> bool:
 def whole(weight: Tensor) -> Tensor:
     """All of a weight, detached; a copy where it was spread."""
     if isinstance(weight, DTensor):
-        return weight.detach().full_tensor()
+        full: Tensor = weight.full_tensor()
+        return full.detach()
     if not hasattr(weight, "ds_id"):
         return weight.detach()
     with gathered([weight]):

@@ -46,7 +46,7 @@ class HeadsStep(nn.Module):
 
     def __init__(self, heads: DraftHeads, criterion: Criterion, weights: list[float], precision: str) -> None:
         super().__init__()
-        self.heads, self.criterion, self.weights, self.half = heads, criterion, weights, precision == "bf16"
+        self.heads, self.criterion, self.weights, self.casts = heads, criterion, weights, precision == "bf16"
 
     def forward(
         self, batch: TrainingBatch, measure: bool = True, taps: Tensor | None = None
@@ -54,7 +54,7 @@ class HeadsStep(nn.Module):
         """See ``DraftHeads.loss``; ``taps`` go before the batch's, where an engine has to see them."""
         if taps is not None:
             batch = replace(batch, taps=taps)
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.casts):
             report = self.heads.loss(batch, self.criterion, measure=measure, weights=self.weights)
         return report.total, report
 

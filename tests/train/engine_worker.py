@@ -78,7 +78,7 @@ def main() -> int:
         os.environ.update(settings)
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-        Engine.accumulating = MISTAKES.get(run.get("mistake"), right)  # type: ignore[method-assign]
+        Engine.accumulating = MISTAKES.get(run.get("mistake"), right)
         train_heads.train(run["arguments"])
         for name in settings:
             del os.environ[name]

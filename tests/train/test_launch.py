@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from accelerate.utils import DistributedType
@@ -88,7 +89,7 @@ def test_a_child_whose_launcher_died_stops(monkeypatch: pytest.MonkeyPatch) -> N
     assert StopRequest().number == 0  # a plain run outlives its shell
 
 
-def settings(engine: str = "launched", placement: str = "outside", **target: str) -> RunConfig:
+def settings(engine: str = "launched", placement: str = "outside", **target: Any) -> RunConfig:
     return RunConfig(train=TrainConfig(engine=engine), target=TargetConfig(placement=placement, **target))
 
 

@@ -81,7 +81,7 @@ def test_a_request_is_one_workers_alone_and_free_again_when_it_dies(spool: Spool
         assert one is not None
         raise RuntimeError("dies")
     with spool.claimed() as again:
-        assert again is not None and again[0] == one[0]
+        assert again is not None and one is not None and again[0] == one[0]
 
 
 def test_what_a_worker_cannot_compute_is_said(spool: Spool) -> None:

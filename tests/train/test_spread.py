@@ -28,7 +28,8 @@ def engine() -> Engine:
 @pytest.mark.parametrize("left", [0, 5], ids=["nothing of it", "a part of it"])
 def test_a_weight_that_is_not_whole_is_an_error_before_anything_is_written(left: int, tmp_path: Path) -> None:
     run = engine()
-    weight = run.heads.blocks[0][0].linear.weight
+    heads: Any = run.heads
+    weight = heads.blocks[0][0].linear.weight
     weight.data = weight.data.flatten()[:left]
     with pytest.raises(
         RuntimeError, match=rf"blocks\.0\.0\.linear\.weight is \({left},\) where \(32, 32\) is expected"
