@@ -63,7 +63,7 @@ class Check:
         """Losses of one plain process."""
         return self.launch(name, [], *arguments, cpu=cpu)
 
-    def accelerate(self, name: str, config: str, *arguments: str, **environ: str) -> list[float]:
+    def accelerate(self, name: str, config: str, *arguments: str, **environ: Any) -> list[float]:
         """Losses of one process by ``accelerate launch`` and a configuration that ships."""
         launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"]
         return self.launch(name, [*launcher, "--num_processes", "1", "--main_process_port", "0"], *arguments, **environ)

@@ -27,7 +27,12 @@ def test_families_known_to_be_right_pass(family: str, dtype: torch.dtype) -> Non
 def test_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, asked = Target(tiny_model("llama")), []
     real = soundness._worst
-    monkeypatch.setattr(soundness, "_worst", lambda *args: asked.append(args) or real(*args))
+
+    def watched(*args: Any) -> float:
+        asked.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(soundness, "_worst", watched)
     infer.generate(target, PROMPT, max_new_tokens=3, do_sample=False)
     assert len(asked) == 2
     infer.generate(target, PROMPT, "lookup", max_new_tokens=3, do_sample=False)

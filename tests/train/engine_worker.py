@@ -66,7 +66,7 @@ MISTAKES = {"never averaged": never_averaged}
 def main() -> int:
     """Run them all."""
     runs, configs = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2]
-    Accelerator.end_training = lambda self: None  # type: ignore[method-assign]  # which takes the group down
+    Accelerator.end_training = lambda self: None  # which takes the group down
     train_heads.Trainer = Watched  # type: ignore[misc]
     right = Engine.accumulating
     for run in runs:
@@ -78,7 +78,7 @@ def main() -> int:
         os.environ.update(settings)
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-        Engine.accumulating = MISTAKES.get(run.get("mistake"), right)
+        Engine.accumulating = MISTAKES.get(run.get("mistake"), right)  # type: ignore[method-assign]
         train_heads.train(run["arguments"])
         for name in settings:
             del os.environ[name]
