@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+from heads.base import DraftHeads
+from heads.store import load
+from heads.tuned import merge, save_adapter
 from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations
@@ -19,7 +22,7 @@ from train.ranks import Ranks
 from train.settings import to_dict
 from train.trackers import without_secrets
 
-REPORT, SETTINGS, HEADS = "report.json", "config.yaml", "heads"
+REPORT, SETTINGS, HEADS, ADAPTER = "report.json", "config.yaml", "heads", "adapter"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -75,6 +78,8 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
                 _copy_heads(trainer.checkpoints.at(trainer.progress.best_step) / HEADS, folder / HEADS)
             else:
                 heads.save_pretrained(folder / HEADS)
+            if heads.config.lora is not None and config.heads.init is not None:
+                _separate(folder, heads, config.heads.init)
             report = _report(trainer, target_after, seconds)
             write_whole(folder / REPORT, json.dumps(report, indent=1) + "\n")
         except (ValueError, OSError) as caught:
@@ -84,6 +89,13 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
     report = ranks.share(report)
     trainer.accelerator.end_training()  # takes the process group down
     return report
+
+
+def _separate(folder: Path, heads: DraftHeads, base: str) -> None:
+    """What was trained, apart, as adapter/; and merged with the heads it was trained on, as heads/."""
+    held = load(folder / HEADS, heads.target, dtype=next(heads.parameters()).dtype)
+    save_adapter(held, folder / ADAPTER, base)
+    merge(held).save_pretrained(folder / HEADS)
 
 
 def _copy_heads(source: Path, folder: Path) -> None:
