@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from heads.attention import attend_rows
 from heads.base import DraftHeads
 from heads.eagle_state import EagleGrower, EagleState
+from heads.flex import attend_flex
 from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.layer import DecoderLayer
 from heads.rows import drafted_from, packed, positions_of, take, visible
@@ -28,6 +30,7 @@ from heads.rows import drafted_from, packed, positions_of, take, visible
 class Autoregressive(DraftHeads):
     """What a kind adds: how taps become a state, what the layer reads, what its output means."""
 
+    attentions: ClassVar[tuple[str, ...]] = ("plain", "flex")
     layer: DecoderLayer
 
     @property
@@ -94,6 +97,7 @@ class Autoregressive(DraftHeads):
         output = Output(lambda spoken, _: self.project(spoken), self.outputs)
 
         x, residual = take(x_all, order), take(residual_all, order)
+        attend = {"plain": attend_rows, "flex": attend_flex}[self.attention]
         own: list[tuple[Tensor, Tensor]] = []
         hidden = residual
         for j in range(self.config.lookahead):
@@ -102,7 +106,7 @@ class Autoregressive(DraftHeads):
                 token = batch.ids.gather(1, (order + 1 + j).clamp(max=length - 1))
                 x, residual = self.inputs(self.target.embed(token).to(hidden.dtype), hidden)
                 own.append(self.layer.keys_values(x, rotation))
-            out = self.layer(x, residual, rotation, lambda q: attend_rows(q, k0, v0, seen, own))
+            out = self.layer(x, residual, rotation, lambda q: attend(q, k0, v0, seen, own))
             hidden = self.feed_back(out)
             chosen, row = out[where, place], order[where, place]
             terms = self.terms(chosen, batch, where, (row + 1 + j).clamp(max=length - 1))

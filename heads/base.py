@@ -55,6 +55,8 @@ class DraftHeads(nn.Module, ABC):
     """
 
     default_lookahead: ClassVar[int] = 5
+    attentions: ClassVar[tuple[str, ...]] = ("plain",)  # ways to compute the training unroll's attention
+    attention: str = "plain"  # the one in use; drafting is not touched by it
     later_options: ClassVar[dict[str, Any]] = {}  # not in older folders: the values that such heads were trained with
     target_ids: Tensor
 

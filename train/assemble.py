@@ -14,6 +14,7 @@ from data.prepare import prepare
 from heads import derived
 from heads.base import DraftHeads
 from heads.embedded import cache_root, resolve
+from heads.flex import check_device
 from heads.kinds import build, make_config
 from heads.target import Target
 from heads.vocabulary import by_frequency, coverage, size_for
@@ -105,7 +106,12 @@ def make_heads(config: RunConfig, target: Target, conversations: Conversations, 
     else:
         heads = _fresh(config, target, conversations, reporter)
     heads.to(device=target.device, dtype=dtype)
-    settings = heads.config
+    settings, way = heads.config, config.train.attention
+    if way not in heads.attentions:
+        raise SettingsError(f"train.attention {way} is not for {settings.kind} heads: set it to plain")
+    if way == "flex":
+        check_device(target.device)
+    heads.attention = way
     trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
     reporter.say(
         f"heads: {settings.kind}, look-ahead {settings.lookahead}, taps {list(settings.taps)}, "

@@ -86,6 +86,7 @@ class TrainConfig:
     batch_tokens: int = knob(4096, "tokens of an optimizer step, over all processes and micro-batches")
     micro_tokens: int = knob(4096, "padded tokens a process holds at once; smaller uses less memory, same result")
     packing: bool = knob(False, "several conversations in a row; helps where lengths in a step differ much")
+    attention: str = knob("plain", "of the heads while they train; flex: a fused kernel, on GPUs", ("plain", "flex"))
     bucket: int = knob(8, "optimizer steps whose conversations are sorted by length together; 1: fully random")
     lr: float = knob(5e-4, "highest learning rate")
     schedule: str = knob("cosine", "of the learning rate, in optimizer steps", ("cosine", "linear", "constant"))

@@ -101,3 +101,10 @@ def test_a_recipe_that_asks_for_other_heads_is_refused(world: Path, launch: Laun
         launch("--heads.init", heads, "--heads.kind", "medusa", "--heads.lookahead", 2, *QUIET)
     with pytest.raises(SettingsError, match=r"heads\.lora needs heads\.init"):
         launch("--heads.lora.rank", 4, *QUIET)
+
+
+def test_attention_that_cannot_train_here_is_refused(world: Path, launch: Launch) -> None:
+    with pytest.raises(ValueError, match=r"no backward pass on cpu: set train\.attention to plain"):
+        launch("--train.attention", "flex", *QUIET)
+    with pytest.raises(SettingsError, match=r"train\.attention flex is not for medusa heads"):
+        launch("--train.attention", "flex", "--heads.kind", "medusa", "--heads.taps", "4", *QUIET)
