@@ -118,7 +118,7 @@ class Seq2SeqTarget(Target):
             self._encoded = encoder(input_ids=self.source.ids, attention_mask=self.source.mask)
         kwargs: dict[str, Any] = {"decoder_input_ids": ids, "use_cache": cache is not None}
         if cache is not None:
-            kwargs[compat.cache_argument(self._plain)] = EncoderDecoderCache(cache, self._cross)
+            kwargs[compat.cache_argument(self.plain)] = EncoderDecoderCache(cache, self._cross)
         out = self.call(encoder_outputs=self._encoded, attention_mask=self.source.mask, **kwargs)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
         return TargetOutput(logits=out.logits[:, kept], taps=None, hidden=None)
