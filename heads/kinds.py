@@ -13,6 +13,7 @@ from heads.eagle1 import Eagle1
 from heads.hydra import Hydra
 from heads.identity import TargetMismatch
 from heads.medusa import Medusa
+from heads.mtp import Mtp
 from heads.target import Target
 
 KINDS: dict[str, type[DraftHeads]] = {
@@ -21,6 +22,7 @@ KINDS: dict[str, type[DraftHeads]] = {
     "eagle1": Eagle1,
     "block": Block,
     "hydra": Hydra,
+    "mtp": Mtp,
 }
 
 

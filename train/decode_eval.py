@@ -21,6 +21,7 @@ from heads.grow import Budget, Sampler
 from heads.kinds import build
 from heads.target import Target
 from infer.drafters.heads import HeadsDrafter
+from infer.drafters.inside import usual_budget
 from infer.generate import generate
 from infer.metrics import Round, loop_free
 from train.figures import Figures
@@ -68,6 +69,7 @@ class InStep:
     def __init__(self, inner: HeadsDrafter, target: Target, ranks: Ranks) -> None:
         self.inner, self.target, self.ranks = inner, target, ranks
         self.taps, self.lookahead = inner.taps, inner.lookahead
+        self.inside = inner.inside
         self._budget = Budget.chain(inner.lookahead)
 
     @property
@@ -139,7 +141,7 @@ def decode_prompts(
         if at < len(prompts):
             ids = prompts[at][None].to(target.device)
             out = generate(
-                target.model, ids, drafter, budget=Budget.chain(depth), max_new_tokens=tokens, do_sample=False
+                target.model, ids, drafter, budget=usual_budget(drafter, depth), max_new_tokens=tokens, do_sample=False
             )
             log += out.stats.log
             free += loop_free(out.stats)
