@@ -9,17 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from heads.judge import TrainingBatch
+
 
 def anchors_of(rows: Tensor, share: float) -> Tensor:
     """Anchors (B,) of texts with so many trained ``rows`` (B,): ``share`` of them, rounded up; known beforehand."""
     return (rows.double() * share).ceil().long()
 
 
-def trained_rows(loss_mask: Tensor) -> Tensor:
-    """Bool (B, T) rows that may be drafted from, of (B, T) tokens that the target says."""
-    trained = torch.zeros_like(loss_mask)
-    trained[:, :-2] = loss_mask[:, 2:]
-    return trained
+def drafted_from(batch: TrainingBatch) -> Tensor:
+    """Bool (B, T): rows whose first drafted token is trained."""
+    rows = torch.zeros_like(batch.loss_mask)
+    rows[:, :-2] = batch.loss_mask[:, 2:]
+    return rows
 
 
 def draw_anchors(trained: Tensor, share: float | None) -> tuple[Tensor, Tensor]:

@@ -66,15 +66,17 @@ class _Gate:
             )
         return torch.cat([output[:, : self.first], self.embeddings[self.slots].to(output)], 1)
 
-    def adapt(self, name: str, pair: LoraPair, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def adapt(
+        self, name: str, pair: LoraPair, module: Any, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor | None:
         if get_ident() != self.thread:
             return None
         texts, rows = self.slots.shape[0], self.first + self.slots.shape[1]
         x = inputs[0]
         if x.shape[:-1].numel() != texts * rows:
             raise ValueError(
-                f"{name} reads {tuple(x.shape[:-1])} rows of a pass of {texts} × {rows}, so that its rows cannot be told: "
-                "leave it out of lora_modules"
+                f"{name} reads {tuple(x.shape[:-1])} rows of a pass of {texts} × {rows}: which are which cannot be "
+                "told; leave it out of lora_modules"
             )
         x, out = x.reshape(texts, rows, -1), output.reshape(texts, rows, -1)
         with self.autocast():

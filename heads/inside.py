@@ -58,7 +58,8 @@ class ExtraRows:
     def depths(self, draft: Draft) -> list[int]:
         """How far behind the root each row stands: its node's depth and its place."""
         return [
-            (draft.depths[node] if node >= 0 else 0) + 1 + slot for node, slot in zip(self.after, self.slots, strict=True)
+            (draft.depths[node] if node >= 0 else 0) + 1 + slot
+            for node, slot in zip(self.after, self.slots, strict=True)
         ]
 
     def visibility(self, draft: Draft) -> Tensor:

@@ -16,22 +16,24 @@ third term draws a mask's state towards that of the ordinary row whose token it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heads.anchors import anchors_of, draw_anchors, trained_rows
+from heads.anchors import anchors_of, drafted_from, draw_anchors
+from heads.base import LossReport
 from heads.config import ConfigError, HeadsConfig
 from heads.draft import Draft
 from heads.forward import run
 from heads.gate import gated
 from heads.grow import Budget, Sampler
 from heads.inside import DraftsInside, ExtraRows
-from heads.judge import TrainingBatch, UnrollStep
+from heads.judge import Criterion, Output, TrainingBatch, UnrollStep
 from heads.lora import LoraPair, linear_layers, make_adapter, tree
 from heads.mtp_rows import place, reserved
 from heads.mtp_state import MtpGrower, MtpState
@@ -67,6 +69,20 @@ class Conditional(nn.Module):
         states = states.to(self.down_proj.weight.dtype).expand(embedding.shape[0], -1)
         seen = torch.cat([self.state_norm(states), self.token_norm(embedding.to(states))], -1)
         return states + self.down_proj(F.silu(self.up_proj(seen)))
+
+
+@dataclass
+class MtpStep(UnrollStep):
+    """A step that also knows its masks' own states (n, H)."""
+
+    masks: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Squared distance (n,) of states (n, H) to the target's own, as a share of the latter's square."""
+    wide = torch.promote_types(ours.dtype, torch.float32)
+    theirs = theirs.to(wide)
+    return (ours.to(wide) - theirs).square().sum(-1) / theirs.square().sum(-1)
 
 
 class Mtp(DraftsInside):
@@ -149,20 +165,47 @@ class Mtp(DraftsInside):
         rows = loss_mask[:, 2:].sum(1)
         return (rows if self.share is None else anchors_of(rows, self.share)).sum()
 
-    def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
+    def loss(
+        self,
+        batch: TrainingBatch,
+        criterion: Criterion,
+        *,
+        measure: bool = True,
+        weights: Sequence[float] | None = None,
+    ) -> LossReport:
+        """The sampler's loss, the same loss on what masks say by themselves, and the distance of their states.
+
+        Acceptance is the sampler's, which is what drafts.
+        """
+        steps = list(self.unroll(batch))
+        report = self.report(steps, batch, criterion, measure=measure, weights=weights)
+        share = float(self.config.options["base_weight"])
+        if share:
+            alone = [UnrollStep(step.masks, step.output, step.batch, step.row) for step in steps]
+            base = self.report(alone, batch, criterion, measure=False, weights=weights)
+            report.total = report.total + share * base.total
+            report.terms |= {f"base_{name}": share * value for name, value in base.terms.items()}
+        return report
+
+    def unroll(self, batch: TrainingBatch) -> Iterator[MtpStep]:
         """Masks behind each anchor: rows whose next-but-one token is trained, all of them in eval mode."""
-        order, valid = draw_anchors(trained_rows(batch.loss_mask), self.share)
+        order, valid = draw_anchors(drafted_from(batch), self.share)
         where, place = valid.nonzero(as_tuple=True)
         row, last = order[where, place], batch.ids.shape[1] - 1
         states = self.read_masks(batch, order)[where, place]
+        output = Output(lambda states, _: self.project(states))
+        weight = float(self.config.options["consistency_weight"])
         for j in range(self.config.lookahead):
-            before = batch.ids[where, (row + 1 + j).clamp(max=last)]
-            yield UnrollStep(self.logits(states[:, j], before), where, row)
+            at = (row + 1 + j).clamp(max=last)
+            masks, terms = states[:, j], {}
+            if weight:
+                terms["consistency"] = weight * apart(masks, batch.hidden[where, at])
+            yield MtpStep(self.sample(masks, batch.ids[where, at]), output, where, row, terms=terms, masks=masks)
 
     def read_masks(self, batch: TrainingBatch, rows: Tensor) -> Tensor:
         """States (B, R, K, H) of masks behind rows (B, R) of texts, none of which sees another row's masks."""
         text = self.read_text(batch)
-        texts, count, masks = *rows.shape, self.config.lookahead
+        texts, masks = rows.shape[0], self.config.lookahead
         columns = torch.arange(batch.ids.shape[1], device=rows.device)
         slots = torch.arange(masks, device=rows.device)
         own = torch.ones(masks, masks, dtype=torch.bool, device=rows.device).tril()
@@ -242,6 +285,8 @@ def _check(config: HeadsConfig, target: Target) -> None:
     if config.taps != (target.num_layers,):
         wrong.append(f"taps must be [{target.num_layers}], the last state, not {list(config.taps)}")
     if target.by_place:
-        wrong.append(f"{target.name} takes no rows beside one text in order, because its {target.by_place} go by places")
+        wrong.append(
+            f"{target.name} reads nothing but one text in order, because its {target.by_place} go by places"
+        )
     if wrong:
         raise ConfigError(f"mtp options: {'; '.join(wrong)}")

@@ -13,7 +13,7 @@ HELD = 0.6  # what a further token drafted is taken to hold with, where nothing 
 
 
 def reserved(budget: Budget) -> Budget:
-    """The part of a budget for drafted tokens: of N rows √N in a chain, behind each as many masks; a third in a tree."""
+    """The part of a budget for drafted tokens: of N rows √N in a chain, with as many masks each; a third in a tree."""
     rows = round(math.sqrt(budget.rows) if budget.width == 1 else budget.rows * SHARE)
     return budget.fit(max(2, rows))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heads.target import TargetOutput
+from heads.forward import TargetOutput
 from infer.cache import ForgettingCache
 from infer.layout import Layout
 from infer.metrics import Round

@@ -19,8 +19,9 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heads import compat, embedded
+from heads.forward import TargetOutput
 from heads.identity import TargetIdentity
-from heads.target import Target, TargetOutput
+from heads.target import Target
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,18 @@ from infer.drafters.merge import Merged
 from infer.drafters.none import NoDrafter
 from infer.drafters.protocol import Drafter, Inside
 
-__all__ = ["Drafter", "FirstToSpeak", "HeadsDrafter", "Inside", "LookupDrafter", "Merged", "NoDrafter", "make"]
+__all__ = [
+    "Drafter",
+    "FirstToSpeak",
+    "HeadsDrafter",
+    "Inside",
+    "LookupDrafter",
+    "Merged",
+    "NoDrafter",
+    "make",
+    "refuse_inside",
+    "usual_budget",
+]
 
 
 def make(draft: Any, heads: DraftHeads | None, target: Target) -> Drafter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +37,11 @@ def slots_of(texts: int, rows: int, masks: int = 3) -> Tensor:
     return (torch.arange(rows) % masks).expand(texts, -1)
 
 
+def hooks(target: Target) -> int:
+    """How many there are; transformers has some of its own."""
+    return sum(len(module._forward_hooks) for module in target.model.modules())
+
+
 # the adapter
 
 
@@ -47,6 +53,8 @@ def test_every_family_has_layers_to_adapt(family: str) -> None:
     ids = random_ids(9, rows=2)
     rows = torch.cat([ids, torch.zeros(2, 3, dtype=torch.long)], 1)
     mask = torch.ones(12, 12, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
+    target.forward(ids, hidden=True)
+    before = hooks(target)
     with made.applied(target, 9, slots_of(2, 3)):
         beside = target.forward(rows, mask=mask, hidden=True)
     alone = target.forward(ids, hidden=True)
@@ -54,7 +62,7 @@ def test_every_family_has_layers_to_adapt(family: str) -> None:
     assert relative(beside.logits[:, :9], alone.logits) <= bound
     assert beside.hidden is not None and alone.hidden is not None
     assert relative(beside.hidden[:, :9], alone.hidden) <= bound
-    assert not any(module._forward_hooks for module in target.model.modules())
+    assert hooks(target) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -83,7 +91,7 @@ def test_the_adapter_is_one_of_peft(options: dict[str, Any]) -> None:
         r=o["lora_r"], lora_alpha=o["lora_alpha"], target_modules=o["lora_modules"], use_rslora=o["lora_rslora"]
     )
     model = get_peft_model(tiny_model("llama"), config)
-    missing = set_peft_model_state_dict(model, tensors)
+    missing: Any = set_peft_model_state_dict(model, tensors)
     assert not missing.unexpected_keys and not [name for name in missing.missing_keys if "lora" in name]
     model = model.double()
     model.get_input_embeddings().weight.data[:3] = made.masks.data
@@ -121,13 +129,14 @@ def test_other_threads_passes_are_left_alone() -> None:
 
 def test_passes_of_other_rows_are_refused_and_no_hook_stays() -> None:
     made = small_mtp(small_target())
-    with pytest.raises(ValueError, match=r"a pass of \(1, 5\) rows has no \(1, 3\) rows of heads from 3 on"):
-        with made.applied(made.target, 3, slots_of(1, 3)):
-            made.target.forward(random_ids(5))
-    assert not any(module._forward_hooks for module in made.target.model.modules())
-    with pytest.raises(ValueError, match="has no model.layers.0.self_attn.q_proj, which these heads adapt"):
-        with made.applied(Target(tiny_model("gptneox")), 0, slots_of(1, 3)):
-            pass
+    before = hooks(made.target)
+    message = r"a pass of \(1, 5\) rows has no \(1, 3\) rows of heads from 3 on"
+    with pytest.raises(ValueError, match=message), made.applied(made.target, 3, slots_of(1, 3)):
+        made.target.forward(random_ids(5))
+    assert hooks(made.target) == before
+    message = r"has no model\.layers\.0\.self_attn\.q_proj, which these heads adapt"
+    with pytest.raises(ValueError, match=message), made.applied(Target(tiny_model("gptneox")), 0, slots_of(1, 3)):
+        pass
 
 
 # training
@@ -201,12 +210,14 @@ def test_the_target_runs_without_autocast_and_the_adapter_under_it() -> None:
     """What is trained in bfloat16 beside a float32 target reads states in float32, as when decoding."""
     made = small_mtp(small_target(dtype=torch.float32))
     seen: dict[str, torch.dtype] = {}
+
+    def note(name: str, module: Any, inputs: Any, output: Tensor) -> None:
+        seen[name] = output.dtype
+
     layer = made.target.layers[0].mlp.up_proj  # type: ignore[union-attr]
     hooks = [
-        layer.register_forward_hook(lambda module, inputs, output: seen.setdefault("target", output.dtype)),  # type: ignore[union-attr]
-        made.adapter["model.layers.0.mlp.up_proj"].lora_A.register_forward_hook(
-            lambda module, inputs, output: seen.setdefault("adapter", output.dtype)
-        ),
+        layer.register_forward_hook(partial(note, "target")),  # type: ignore[union-attr]
+        made.adapter["model.layers.0.mlp.up_proj"].lora_A.register_forward_hook(partial(note, "adapter")),
     ]
     slots = slots_of(1, 3)
     with torch.autocast("cpu", torch.bfloat16), made.applied(made.target, 0, slots):
@@ -251,6 +262,6 @@ def test_targets_that_cannot_carry_masks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"taps must be \[4\], the last state, not \[2\]"):
         build(make_config("mtp", small_target(), taps=(2,)), small_target())
     target = Target(tiny_model("falcon", alibi=True))
-    with pytest.raises(ConfigError, match="takes no rows beside one text in order, because its ALiBi"):
+    with pytest.raises(ConfigError, match="reads nothing but one text in order, because its ALiBi"):
         build(make_config("mtp", target), target)
     assert len(linear_layers(Target(tiny_model("gpt2")))) == 4 * 4, "GPT-2's layers are linear, too"

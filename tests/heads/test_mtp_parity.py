@@ -115,7 +115,11 @@ def slots_shifted(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Decoding's masks read their neighbours' embeddings."""
     applied = Mtp.applied
     patch.setattr(
-        Mtp, "applied", lambda self, target, first, slots: applied(self, target, first, slots if not first else (slots + 1) % LOOKAHEAD)
+        Mtp,
+        "applied",
+        lambda self, target, first, slots: applied(
+            self, target, first, slots if not first else (slots + 1) % LOOKAHEAD
+        ),
     )
     yield
 
@@ -185,9 +189,7 @@ def anchors_token_behind_seen(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[
 @contextmanager
 def masks_of_other_anchors_seen(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, masks also read those of the anchors before theirs."""
-    patch.setattr(
-        torch, "block_diag", lambda *blocks: torch.ones(sum(map(len, blocks)), sum(map(len, blocks))).tril()
-    )
+    patch.setattr(torch, "block_diag", lambda *blocks: torch.ones(sum(map(len, blocks)), sum(map(len, blocks))).tril())
     yield
 
 
@@ -195,9 +197,7 @@ def masks_of_other_anchors_seen(made: Mtp, patch: pytest.MonkeyPatch) -> Iterato
 def training_position_off_by_one(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, masks stand where their anchor does."""
     run = mtp_module.run
-    patch.setattr(
-        mtp_module, "run", lambda *args, positions, **rest: run(*args, positions=positions - 1, **rest)
-    )
+    patch.setattr(mtp_module, "run", lambda *args, positions, **rest: run(*args, positions=positions - 1, **rest))
     yield
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from heads.draft import Draft
+from heads.forward import TargetOutput
 from heads.grow import Budget, Sampler
-from heads.target import Target, TargetOutput
+from heads.target import Target
 from infer import verify
 from infer.verify import Chooser
 

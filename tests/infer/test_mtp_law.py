@@ -1,4 +1,4 @@
-"""The law of what is decoded with heads that draft inside the pass, over every branch of the real loop on a real model."""
+"""The law of text decoded with heads that draft inside the pass: every branch of the real loop on a real model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def beginning() -> LogitsProcessorList:
 
 
 def tiny(lookahead: int = 2) -> Mtp:
-    """Three tokens, one layer; drafts that have little to do with the target."""
-    return small_mtp(Target(tiny_model("llama", layers=1, vocab=VOCAB, num_attention_heads=2)), lookahead=lookahead)
+    """Three tokens, one layer; drafts of which about half are rejected."""
+    return small_mtp(
+        Target(tiny_model("llama", layers=1, vocab=VOCAB, num_attention_heads=2)), lookahead=lookahead, seed=1
+    )
 
 
 def own_law(target: Target, length: int) -> Law:
@@ -106,19 +108,19 @@ CHOSEN = {
 def test_drawn_drafts_keep_the_law(case: str) -> None:
     rule, budget, length = DRAWN[case]
     worst, rejections = distance(tiny(), budget, length, rule, draw=True)
-    assert worst <= 1e-12 and rejections >= 0.15
+    assert worst <= 1e-12 and rejections >= 0.3
 
 
 @pytest.mark.parametrize("case", CHOSEN)
 def test_chosen_drafts_keep_the_law(case: str) -> None:
     rule, budget, length = CHOSEN[case]
     worst, rejections = distance(tiny(), budget, length, rule, draw=False)
-    assert worst <= 1e-12 and rejections >= 0.15
+    assert worst <= 1e-12 and rejections >= 0.3
 
 
 def test_a_wrong_residual_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     zero_only_drafted(monkeypatch)
-    assert distance(tiny(), Budget(4, 1), 2, verify.token, draw=True)[0] > 1e-3
+    assert distance(tiny(), Budget(9, 1, 2), 2, verify.token, draw=True)[0] > 1e-6
 
 
 def test_verified_rows_that_see_masks_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +136,4 @@ def test_verified_rows_that_see_masks_show(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(ExtraRows, "visibility", leaking)
     monkeypatch.setattr("infer.layout.Layout._seen", lambda self, draft, more: more.visibility(draft))
-    assert distance(tiny(), Budget(4, 1), 2, verify.token, draw=True)[0] > 1e-3
+    assert distance(tiny(), Budget(4, 1), 2, verify.token, draw=True)[0] > 1e-6
