@@ -24,18 +24,22 @@ def drafted_from(batch: TrainingBatch) -> Tensor:
     return rows
 
 
-def draw_anchors(trained: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
+def draw_anchors(trained: Tensor, texts: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
     """The rows (B, R) to draft from, in order, and bool (B, R) which of them are there; one column at least.
 
     Args:
         trained: (B, T) bool.
+        texts: (B, T) numbers of the texts that they belong to, as many anchors for each whatever stands beside it.
         share: of them, drawn by torch's generator; None for all.
     """
-    counts = trained.sum(1)
     if share is not None:
-        counts = anchors_of(counts, share)
-        lots = torch.rand(trained.shape).to(trained.device).masked_fill(~trained, 2.0)
-        ranks = lots.argsort(1).argsort(1)
-        trained = trained & (ranks < counts[:, None])
-    order = (~trained).int().sort(dim=1, stable=True).indices[:, : max(1, int(counts.max()))]
+        lots = torch.rand(trained.shape).to(trained.device)[trained]
+        of = texts[trained]
+        counts = torch.bincount(of)
+        by_text = lots.argsort()
+        by_text = by_text[of[by_text].argsort(stable=True)]
+        rank = torch.empty_like(of)
+        rank[by_text] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[by_text]]
+        trained = trained.masked_scatter(trained, rank < anchors_of(counts, share)[of])
+    order = (~trained).int().sort(dim=1, stable=True).indices[:, : max(1, int(trained.sum(1).max()))]
     return order, trained.gather(1, order)

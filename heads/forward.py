@@ -35,6 +35,7 @@ def run(
     hidden: bool = False,
     logits_to_keep: int | Tensor = 0,
     starts: Sequence[int] | None = None,
+    keys: Tensor | None = None,
 ) -> TargetOutput:
     """One pass of the model: ``Target.forward`` without gradients, :func:`run` with those that autograd asks for.
 
@@ -50,6 +51,8 @@ def run(
         logits_to_keep: logits of the last rows only, or of the rows of a 1-D tensor; 0 for all.
         starts: for each text, the column of a 4-D mask where its new rows begin; kv - q by default. Columns
             behind a text's own rows are to be masked.
+        keys: (B, kv) positions of all columns of a 4-D mask, for windows; where the cache holds positions from 0 on,
+            these need not be told.
     """
     kwargs: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
     if cache is not None:
@@ -62,7 +65,7 @@ def run(
         mask = None  # the model's own is right for one text in order
     if mask is not None:
         tree = mask.dim() == 4
-        kwargs["attention_mask"] = masks.attention_mask(target, mask, positions, starts) if tree else mask
+        kwargs["attention_mask"] = masks.attention_mask(target, mask, positions, starts, keys) if tree else mask
     if positions is not None and compat.takes(target.plain, "position_ids"):
         kwargs["position_ids"] = positions
     wanted = [*taps, target.num_layers] if hidden else list(taps)

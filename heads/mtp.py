@@ -82,7 +82,8 @@ def apart(ours: Tensor, theirs: Tensor) -> Tensor:
     """Squared distance (n,) of states (n, H) to the target's own, as a share of the latter's square."""
     wide = torch.promote_types(ours.dtype, torch.float32)
     theirs = theirs.to(wide)
-    return (ours.to(wide) - theirs).square().sum(-1) / theirs.square().sum(-1)
+    whole = theirs.square().sum(-1)
+    return (ours.to(wide) - theirs).square().sum(-1) / torch.where(whole > 0, whole, 1.0)  # 0 in padding
 
 
 class Mtp(DraftsInside):
@@ -189,7 +190,7 @@ class Mtp(DraftsInside):
 
     def unroll(self, batch: TrainingBatch) -> Iterator[MtpStep]:
         """Masks behind each anchor: rows whose next-but-one token is trained, all of them in eval mode."""
-        order, valid = draw_anchors(drafted_from(batch), self.share)
+        order, valid = draw_anchors(drafted_from(batch), batch.texts, self.share)
         where, place = valid.nonzero(as_tuple=True)
         row, last = order[where, place], batch.ids.shape[1] - 1
         states = self.read_masks(batch, order)[where, place]
@@ -207,14 +208,16 @@ class Mtp(DraftsInside):
         text = self.read_text(batch)
         texts, masks = rows.shape[0], self.config.lookahead
         columns = torch.arange(batch.ids.shape[1], device=rows.device)
+        places = batch.positions.expand(texts, -1)
         slots = torch.arange(masks, device=rows.device)
         own = torch.ones(masks, masks, dtype=torch.bool, device=rows.device).tril()
         found = []
         for part in rows.split(max(1, PASS_ROWS // (texts * masks)), 1):
             n = part.shape[1]
-            before = (columns <= part[..., None]).repeat_interleave(masks, 1)
+            before = ((columns <= part[..., None]) & batch.same_text(part)).repeat_interleave(masks, 1)
             blocks = torch.block_diag(*[own] * n).bool().expand(texts, -1, -1)
-            positions = (part[..., None] + 1 + slots).flatten(1).clamp(max=len(columns) - 1)  # none beyond is judged
+            positions = (places.gather(1, part)[..., None] + 1 + slots).flatten(1)
+            positions = positions.clamp(max=int(places.max()))  # those beyond a text are not judged
             with self.applied(self.target, 0, slots.repeat(n).expand(texts, -1)):
                 out = run(
                     self.target,
@@ -222,6 +225,7 @@ class Mtp(DraftsInside):
                     cache=text,
                     mask=torch.cat([before, blocks], -1)[:, None],
                     positions=positions,
+                    keys=torch.cat([places, positions], 1),
                     hidden=True,
                     logits_to_keep=1,
                 )
@@ -230,9 +234,13 @@ class Mtp(DraftsInside):
         return torch.cat(found, 1)
 
     def read_text(self, batch: TrainingBatch) -> TextCache:
-        """Keys and values of the texts."""
-        text = TextCache(self.target)
-        self.target.forward(batch.ids, cache=text, logits_to_keep=1)
+        """Keys and values of the texts, each read by itself."""
+        text, apart = TextCache(self.target), None
+        if batch.documents is not None:
+            rows = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand(batch.ids.shape)
+            apart = (batch.same_text(rows) & (rows[:, None] <= rows[:, :, None]))[:, None]
+        positions = None if apart is None else batch.positions
+        self.target.forward(batch.ids, cache=text, mask=apart, positions=positions, logits_to_keep=1)
         return text
 
     # decoding
@@ -285,8 +293,6 @@ def _check(config: HeadsConfig, target: Target) -> None:
     if config.taps != (target.num_layers,):
         wrong.append(f"taps must be [{target.num_layers}], the last state, not {list(config.taps)}")
     if target.by_place:
-        wrong.append(
-            f"{target.name} reads nothing but one text in order, because its {target.by_place} go by places"
-        )
+        wrong.append(f"{target.name} reads nothing but one text in order, because its {target.by_place} go by places")
     if wrong:
         raise ConfigError(f"mtp options: {'; '.join(wrong)}")

@@ -183,8 +183,8 @@ class Rounds:
         if n == 1 and self.cache.columns(1) == min(bases) + 1:  # nothing to hide
             return self._forward(ids, positions)
         mask = self._behind(bases, layout.seen, n)
-        inside = texts[0].inside
-        if inside is None or not layout.added:
+        inside = next((text.inside for text in texts if len(text.extra)), None)
+        if inside is None:
             return self._forward(ids, positions, mask, starts=bases)
         # a pass of fixed rows also makes all their logits: bits of a row may depend on how many there are
         keep = 0 if self.fixed_rows else torch.arange(layout.first)

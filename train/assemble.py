@@ -14,6 +14,7 @@ from data.prepare import prepare
 from heads import derived
 from heads.base import DraftHeads
 from heads.embedded import cache_root, resolve
+from heads.inside import DraftsInside
 from heads.kinds import build, make_config
 from heads.target import Target
 from heads.vocabulary import by_frequency, coverage, size_for
@@ -141,10 +142,16 @@ def chosen_size(config: RunConfig, target: Target, conversations: Conversations)
 def make_features(
     config: RunConfig, heads: DraftHeads, conversations: Conversations, ranks: Ranks, reporter: Reporter
 ) -> FeatureSource:
-    """Cached or online states of the target for these conversations, as ``data.features`` says."""
+    """Cached or online states of the target for these conversations, as ``data.features`` says.
+
+    Heads that run inside the target need its layers beside its states, so theirs are online whatever it says.
+    """
     target, dtype = heads.target, getattr(torch, config.data.feature_dtype)
     taps = tuple(heads.config.taps)
-    if config.data.features == "online":
+    inside = isinstance(heads, DraftsInside)
+    if inside and config.data.features != "online":
+        reporter.say(f"states: computed each step, since {heads.config.kind} heads are trained inside the target")
+    if inside or config.data.features == "online":
         made = PackedOnline if config.train.packing else OnlineFeatures
         return made(target, conversations, taps, dtype)
     root = Path(config.data.cache_folder) if config.data.cache_folder else cache_root() / "features"

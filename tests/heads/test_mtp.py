@@ -265,3 +265,22 @@ def test_targets_that_cannot_carry_masks_are_refused() -> None:
     with pytest.raises(ConfigError, match="reads nothing but one text in order, because its ALiBi"):
         build(make_config("mtp", target), target)
     assert len(linear_layers(Target(tiny_model("gpt2")))) == 4 * 4, "GPT-2's layers are linear, too"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_texts_packed_into_a_row_know_nothing_of_each_other(family: str) -> None:
+    """Gemma 3's windows count positions of a text, not columns of its row."""
+    narrow: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    target = Target(tiny_model(family, layers=2, **(narrow if family == "gemma3" else {})))
+    made = small_mtp(target)
+    texts = [random_ids(n, seed=n) for n in (9, 13)]
+    alone = [
+        made.read_masks(batch_of(target, made.config.taps, ids), torch.arange(ids.shape[1])[None]) for ids in texts
+    ]
+    both = torch.cat(texts, 1)
+    batch = batch_of(target, made.config.taps, both)
+    batch.documents = torch.tensor([[1] * 9 + [2] * 13])
+    found = made.read_masks(batch, torch.arange(22)[None])
+    for part, own in ((found[:, :9], alone[0]), (found[:, 9:], alone[1])):
+        within = part.shape[1] - 3  # masks behind the last rows reach beyond the text, and are judged by nothing
+        assert relative(part[:, :within], own[:, :within]) <= 1e-10
