@@ -23,23 +23,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from heads.anchors import anchors_of, drafted_from, draw_anchors
 from heads.base import LossReport
+from heads.behind import apart, read_behind
 from heads.config import ConfigError, HeadsConfig
 from heads.draft import Draft
-from heads.forward import run
 from heads.gate import gated
 from heads.grow import Budget, Sampler
 from heads.inside import DraftsInside, ExtraRows
 from heads.judge import Criterion, Output, TrainingBatch, UnrollStep
 from heads.lora import LoraPair, linear_layers, make_adapter, tree
 from heads.mtp_rows import place, reserved
+from heads.mtp_sampler import Conditional
 from heads.mtp_state import MtpGrower, MtpState
-from heads.norm import RMSNorm
 from heads.target import Target
-from heads.text_cache import TextCache
 
 DEFAULTS: dict[str, Any] = {
     "lora_r": 32,  # rank; the paper's models of 8B have 128
@@ -52,23 +50,6 @@ DEFAULTS: dict[str, Any] = {
     "consistency_weight": 0.5,  # of the distance to the ordinary row's state, as a share of that state's own square
     "rms_norm_eps": 1e-5,
 }
-PASS_ROWS = 2048  # mask rows of a training pass at most; of one that only measures as of one that learns
-
-
-class Conditional(nn.Module):
-    """The sampler: a mask's state, moved by what the token before says; at first not at all."""
-
-    def __init__(self, width: int, inner: int, eps: float) -> None:
-        super().__init__()
-        self.state_norm, self.token_norm = RMSNorm(width, eps=eps), RMSNorm(width, eps=eps)
-        self.up_proj = nn.Linear(2 * width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, states: Tensor, embedding: Tensor) -> Tensor:
-        """(n, H) of states (n or 1, H) and the embeddings (n, H) of the tokens before."""
-        states = states.to(self.down_proj.weight.dtype).expand(embedding.shape[0], -1)
-        seen = torch.cat([self.state_norm(states), self.token_norm(embedding.to(states))], -1)
-        return states + self.down_proj(F.silu(self.up_proj(seen)))
 
 
 @dataclass
@@ -76,14 +57,6 @@ class MtpStep(UnrollStep):
     """A step that also knows its masks' own states (n, H)."""
 
     masks: Tensor = field(default_factory=lambda: torch.empty(0))
-
-
-def apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Squared distance (n,) of states (n, H) to the target's own, as a share of the latter's square."""
-    wide = torch.promote_types(ours.dtype, torch.float32)
-    theirs = theirs.to(wide)
-    whole = theirs.square().sum(-1)
-    return (ours.to(wide) - theirs).square().sum(-1) / torch.where(whole > 0, whole, 1.0)  # 0 in padding
 
 
 class Mtp(DraftsInside):
@@ -204,44 +177,8 @@ class Mtp(DraftsInside):
             yield MtpStep(self.sample(masks, batch.ids[where, at]), output, where, row, terms=terms, masks=masks)
 
     def read_masks(self, batch: TrainingBatch, rows: Tensor) -> Tensor:
-        """States (B, R, K, H) of masks behind rows (B, R) of texts, none of which sees another row's masks."""
-        text = self.read_text(batch)
-        texts, masks = rows.shape[0], self.config.lookahead
-        columns = torch.arange(batch.ids.shape[1], device=rows.device)
-        places = batch.positions.expand(texts, -1)
-        slots = torch.arange(masks, device=rows.device)
-        own = torch.ones(masks, masks, dtype=torch.bool, device=rows.device).tril()
-        found = []
-        for part in rows.split(max(1, PASS_ROWS // (texts * masks)), 1):
-            n = part.shape[1]
-            before = ((columns <= part[..., None]) & batch.same_text(part)).repeat_interleave(masks, 1)
-            blocks = torch.block_diag(*[own] * n).bool().expand(texts, -1, -1)
-            positions = (places.gather(1, part)[..., None] + 1 + slots).flatten(1)
-            positions = positions.clamp(max=int(places.max()))  # those beyond a text are not judged
-            with self.applied(self.target, 0, slots.repeat(n).expand(texts, -1)):
-                out = run(
-                    self.target,
-                    torch.zeros_like(positions),
-                    cache=text,
-                    mask=torch.cat([before, blocks], -1)[:, None],
-                    positions=positions,
-                    keys=torch.cat([places, positions], 1),
-                    hidden=True,
-                    logits_to_keep=1,
-                )
-            assert out.hidden is not None
-            found.append(out.hidden.unflatten(1, (n, masks)))
-        return torch.cat(found, 1)
-
-    def read_text(self, batch: TrainingBatch) -> TextCache:
-        """Keys and values of the texts, each read by itself."""
-        text, apart = TextCache(self.target), None
-        if batch.documents is not None:
-            rows = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand(batch.ids.shape)
-            apart = (batch.same_text(rows) & (rows[:, None] <= rows[:, :, None]))[:, None]
-        positions = None if apart is None else batch.positions
-        self.target.forward(batch.ids, cache=text, mask=apart, positions=positions, logits_to_keep=1)
-        return text
+        """States (B, R, K, H) of the masks behind rows (B, R) of texts."""
+        return read_behind(self, batch, rows, self.config.lookahead)
 
     # decoding
 

@@ -190,7 +190,7 @@ def test_anchors_are_drawn_anew_and_their_number_is_known(monkeypatch: pytest.Mo
     assert len(seen) > 3
     assert int(made.count(masks)) == 8 == int(made.loss(batch, soft_ce).count)
     whole = list(made.eval().unroll(batch))
-    monkeypatch.setattr("heads.mtp.PASS_ROWS", 10)  # one anchor a pass
+    monkeypatch.setattr("heads.behind.PASS_ROWS", 10)  # one anchor a pass
     for step, other in zip(whole, made.unroll(batch), strict=True):
         assert relative(step.logits, other.logits) <= 1e-10
 
@@ -274,13 +274,15 @@ def test_texts_packed_into_a_row_know_nothing_of_each_other(family: str) -> None
     target = Target(tiny_model(family, layers=2, **(narrow if family == "gemma3" else {})))
     made = small_mtp(target)
     texts = [random_ids(n, seed=n) for n in (9, 13)]
-    alone = [
-        made.read_masks(batch_of(target, made.config.taps, ids), torch.arange(ids.shape[1])[None]) for ids in texts
-    ]
+
+    def rows(ids: Tensor) -> Tensor:
+        return torch.arange(ids.shape[1])[None]
+
+    alone = [made.read_masks(batch_of(target, made.config.taps, ids), rows(ids)) for ids in texts]
     both = torch.cat(texts, 1)
     batch = batch_of(target, made.config.taps, both)
     batch.documents = torch.tensor([[1] * 9 + [2] * 13])
-    found = made.read_masks(batch, torch.arange(22)[None])
+    found = made.read_masks(batch, rows(both))
     for part, own in ((found[:, :9], alone[0]), (found[:, 9:], alone[1])):
         within = part.shape[1] - 3  # masks behind the last rows reach beyond the text, and are judged by nothing
         assert relative(part[:, :within], own[:, :within]) <= 1e-10

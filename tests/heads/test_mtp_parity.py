@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import heads.behind as behind_module
 import heads.gate as gate_module
-import heads.mtp as mtp_module
 from heads.inside import ExtraRows
 from heads.mtp import Mtp
 from heads.mtp_state import MtpGrower
@@ -175,14 +175,14 @@ def token_before_the_last(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None
 @contextmanager
 def anchors_token_behind_seen(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, masks also read the token that follows their anchor."""
-    run = mtp_module.run
+    run = behind_module.run
 
     def late(target: Any, ids: Tensor, *, mask: Tensor, **rest: Any) -> Any:
         text = mask.shape[-1] - mask.shape[-2]
         shifted = torch.cat([mask[..., :1], mask[..., : text - 1], mask[..., text:]], -1)
         return run(target, ids, mask=shifted, **rest)
 
-    patch.setattr(mtp_module, "run", late)
+    patch.setattr(behind_module, "run", late)
     yield
 
 
@@ -196,8 +196,8 @@ def masks_of_other_anchors_seen(made: Mtp, patch: pytest.MonkeyPatch) -> Iterato
 @contextmanager
 def training_position_off_by_one(made: Mtp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """In training, masks stand where their anchor does."""
-    run = mtp_module.run
-    patch.setattr(mtp_module, "run", lambda *args, positions, **rest: run(*args, positions=positions - 1, **rest))
+    run = behind_module.run
+    patch.setattr(behind_module, "run", lambda *args, positions, **rest: run(*args, positions=positions - 1, **rest))
     yield
 
 

@@ -14,7 +14,7 @@ from heads import DraftHeads, Target
 from infer import generate
 from tests.train.conftest import Launch
 from tests.train.test_loop import signal_at
-from tests.train.world import log_of, losses
+from tests.train.world import log_of, losses, run
 from train.interrupt import Interrupted
 
 MTP = ("--heads.kind", "mtp", "--heads.taps", "null", "--heads.options.lora_r", 8, "--heads.options.anchors", 0.5)
@@ -54,3 +54,14 @@ def test_a_stopped_run_goes_on_alike(world: Path, launch: Launch, monkeypatch: p
     assert losses(world / "run") == losses(world / "whole")
     once, twice = (load_file(world / run / "heads" / "heads.safetensors") for run in ("whole", "run"))
     assert once.keys() == twice.keys() and all(torch.equal(once[name], twice[name]) for name in once)
+
+
+def test_two_processes_take_the_steps_of_one(world: Path) -> None:
+    """Every parameter gets a gradient on each of them, and all rows are drafted from, so that nothing is drawn."""
+    whole = (*MTP[:-1], 1.0, "--train.max_steps", 3, "--eval.prompts", 0, "--eval.conversations", 0)
+    for processes in (0, 2):
+        folder = world / f"run-{processes}"
+        done = run(["--config", world / "recipe.yaml", *whole, "--output.folder", folder], processes=processes)
+        assert done.returncode == 0, done.stderr
+    one, two = losses(world / "run-0"), losses(world / "run-2")
+    assert sorted(one) == [1, 2, 3] and two == pytest.approx(one, rel=1e-4)
