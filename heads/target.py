@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from heads import compat, embedded
-from heads import compat, embedded
 from heads.forward import run
 from heads.identify import identify
 from heads.identity import TargetIdentity, TargetMismatch, hash_all, is_plain
