@@ -9,19 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heads.judge import TrainingBatch
+from heads.rows import packed
 
 
 def anchors_of(rows: Tensor, share: float) -> Tensor:
     """Anchors (B,) of texts with so many trained ``rows`` (B,): ``share`` of them, rounded up; known beforehand."""
     return (rows.double() * share).ceil().long()
-
-
-def drafted_from(batch: TrainingBatch) -> Tensor:
-    """Bool (B, T): rows whose first drafted token is trained."""
-    rows = torch.zeros_like(batch.loss_mask)
-    rows[:, :-2] = batch.loss_mask[:, 2:]
-    return rows
 
 
 def draw_anchors(trained: Tensor, texts: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
@@ -41,5 +34,4 @@ def draw_anchors(trained: Tensor, texts: Tensor, share: float | None) -> tuple[T
         rank = torch.empty_like(of)
         rank[by_text] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[by_text]]
         trained = trained.masked_scatter(trained, rank < anchors_of(counts, share)[of])
-    order = (~trained).int().sort(dim=1, stable=True).indices[:, : max(1, int(trained.sum(1).max()))]
-    return order, trained.gather(1, order)
+    return packed(trained, max(1, int(trained.sum(1).max())))

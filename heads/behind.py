@@ -16,6 +16,7 @@ from torch import Tensor
 from heads.forward import run
 from heads.inside import DraftsInside
 from heads.judge import TrainingBatch
+from heads.rows import positions_of, visible
 from heads.target import Target
 from heads.text_cache import TextCache
 
@@ -26,16 +27,15 @@ def read_behind(heads: DraftsInside, batch: TrainingBatch, anchors: Tensor, coun
     """Post-norm states (B, R, count, H) of ``count`` rows behind each of ``anchors`` (B, R), which number rows."""
     target, texts = heads.target, len(anchors)
     cache = read_texts(target, batch)
-    columns = torch.arange(batch.ids.shape[1], device=anchors.device)
     places = batch.positions.expand(texts, -1)
     slots = torch.arange(count, device=anchors.device)
     own = torch.ones(count, count, dtype=torch.bool, device=anchors.device).tril()
     found = []
     for part in anchors.split(max(1, PASS_ROWS // (texts * count)), 1):
         n = part.shape[1]
-        before = ((columns <= part[..., None]) & batch.same_text(part)).repeat_interleave(count, 1)
+        before = visible(batch, part).repeat_interleave(count, 1)
         blocks = torch.block_diag(*[own] * n).bool().expand(texts, -1, -1)
-        positions = (places.gather(1, part)[..., None] + 1 + slots).flatten(1)
+        positions = (positions_of(batch, part)[..., None] + 1 + slots).flatten(1)
         positions = positions.clamp(max=int(places.max()))  # those beyond a text are not judged
         with heads.applied(target, 0, slots.repeat(n).expand(texts, -1)):
             out = run(
@@ -58,7 +58,7 @@ def read_texts(target: Target, batch: TrainingBatch) -> TextCache:
     cache, apart = TextCache(target), None
     if batch.documents is not None:
         rows = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand(batch.ids.shape)
-        apart = (batch.same_text(rows) & (rows[:, None] <= rows[:, :, None]))[:, None]
+        apart = visible(batch, rows)[:, None]
     positions = None if apart is None else batch.positions
     target.forward(batch.ids, cache=cache, mask=apart, positions=positions, logits_to_keep=1)
     return cache

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.anchors import anchors_of, drafted_from, draw_anchors
+from heads.anchors import anchors_of, draw_anchors
 from heads.base import LossReport
 from heads.behind import apart, read_behind
 from heads.config import ConfigError, HeadsConfig
@@ -37,6 +37,7 @@ from heads.lora import LoraPair, linear_layers, make_adapter, tree
 from heads.mtp_rows import place, reserved
 from heads.mtp_sampler import Conditional
 from heads.mtp_state import MtpGrower, MtpState
+from heads.rows import drafted_from
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {

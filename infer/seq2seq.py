@@ -98,6 +98,7 @@ class Seq2SeqTarget(Target):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         starts: Sequence[int] | None = None,
+        keys: Tensor | None = None,
         taps: Sequence[int] = (),
         hidden: bool = False,
         logits_to_keep: int | Tensor = 0,

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from heads import Target, TargetOutput
 from heads.draft import Draft
-from heads.forward import TargetOutput
 from heads.grow import Budget, Sampler
-from heads.target import Target
 from infer import verify
 from infer.verify import Chooser
 

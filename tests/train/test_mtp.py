@@ -25,7 +25,7 @@ def test_the_loss_falls_and_what_is_left_decodes(
 ) -> None:
     """``data.features`` is cached by default, and nothing is cached: that is said."""
     report = launch(*MTP, "--train.max_steps", 40, "--train.lr", "1e-2", "--eval.every", 15)
-    assert "states: computed each step, since mtp heads are trained inside the target" in capsys.readouterr().out
+    assert "states: computed each step, since mtp heads are trained inside the target" in capsys.readouterr().err
     assert not (world / "cache").exists()
     values = losses(world / "run")
     assert sum(values[s] for s in range(36, 41)) < 0.9 * sum(values[s] for s in range(1, 6))
@@ -61,7 +61,8 @@ def test_two_processes_take_the_steps_of_one(world: Path) -> None:
     whole = (*MTP[:-1], 1.0, "--train.max_steps", 3, "--eval.prompts", 0, "--eval.conversations", 0)
     for processes in (0, 2):
         folder = world / f"run-{processes}"
-        done = run(["--config", world / "recipe.yaml", *whole, "--output.folder", folder], processes=processes)
+        words = ["--config", world / "recipe.yaml", *whole, "--output.folder", folder]
+        done = run([str(word) for word in words], processes=processes)
         assert done.returncode == 0, done.stderr
     one, two = losses(world / "run-0"), losses(world / "run-2")
     assert sorted(one) == [1, 2, 3] and two == pytest.approx(one, rel=1e-4)
