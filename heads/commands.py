@@ -1,4 +1,4 @@
-"""Verbs of this package: ``push``, ``export``, ``import``."""
+"""Verbs of this package: ``push``, ``export``, ``import``, ``merge``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def register(add: Callable[..., None]) -> None:
         example="headstart import downloads/EAGLE3 --target ORG/TARGET --out runs/eagle3",
         configure=_configure_import,
         run=_import,
+    )
+    add(
+        "merge",
+        help="make ordinary heads of an adapter and the heads it was trained on",
+        example="headstart merge runs/domain/adapter --out runs/domain/merged",
+        configure=_configure_merge,
+        run=_merge,
     )
 
 
@@ -137,6 +144,30 @@ def _import(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if done.recorded_target not in (None, target.name):
         lines.append(f"the checkpoint names its target {done.recorded_target}; these heads were put on {target.name}")
     return report, "\n".join(lines)
+
+
+def _configure_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("adapter", type=Path, help="folder of the adapter")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="a new folder for the heads")
+    parser.add_argument(
+        "--heads", metavar="NAME", help="the heads it belongs on, where they are no longer where they were"
+    )
+
+
+def _merge(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from heads.tuned import load_adapter, merge
+
+    if args.out.exists():
+        raise ValueError(f"{args.out} is there already: name a new folder")
+    heads = merge(load_adapter(args.adapter, base=args.heads))
+    heads.save_pretrained(args.out)
+    report = {
+        "folder": str(args.out),
+        "kind": heads.config.kind,
+        "target": heads.target.name,
+        "parameters": sum(parameter.numel() for parameter in heads.parameters()),
+    }
+    return report, f"{report['kind']} heads for {report['target']} written to {args.out}"
 
 
 def _formats() -> str:

@@ -48,6 +48,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "vocab_size": (_positive, "a positive integer"),
     "draft_vocab_size": (lambda value: value is None or _positive(value), "a positive integer or null"),
     "options": (lambda value: isinstance(value, dict), "an object"),
+    "lora": (lambda value: value is None or isinstance(value, dict), "an object or null"),
 }
 
 
@@ -65,6 +66,8 @@ class HeadsConfig:
         draft_vocab_size: tokens the heads can draft; None for all.
         options: the kind's own settings, complete.
         format_version: of this record and of the tensors' layout.
+        lora: settings of the adapter that the weights still hold beside the matrices it is for (``heads/tuned.py``);
+            None for ordinary heads, whose record does not name it.
     """
 
     kind: str
@@ -76,10 +79,13 @@ class HeadsConfig:
     draft_vocab_size: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    lora: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As stored."""
         own = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.lora is None:
+            del own["lora"]
         return own | {"taps": list(self.taps), "target": self.target.to_dict()}
 
     @classmethod
@@ -91,7 +97,7 @@ class HeadsConfig:
         """
         names = [item.name for item in fields(cls)]
         refuse_unknown(stored, names, where)
-        missing = [name for name in names if name not in stored]
+        missing = [name for name in names if name not in stored and name != "lora"]
         if missing:
             raise ConfigError(f"{where} lacks {', '.join(missing)}: it was not written by save_pretrained")
         if stored["format_version"] != FORMAT_VERSION:
@@ -100,8 +106,8 @@ class HeadsConfig:
                 "update headstart"
             )
         for key, (fits, what) in _TYPES.items():
-            if not fits(stored[key]):
-                raise ConfigError(f"{where}: {key} must be {what}, not {stored[key]!r}")
+            if not fits(stored.get(key)):
+                raise ConfigError(f"{where}: {key} must be {what}, not {stored.get(key)!r}")
         try:
             target = TargetIdentity.from_dict(stored["target"])
         except ValueError as error:

@@ -101,4 +101,9 @@ def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHe
     beyond = [tap for tap in config.taps if not 0 <= tap <= target.num_layers]
     if beyond:
         raise TargetMismatch(f"these heads read hidden states {beyond}, and {target.name} has 0 to {target.num_layers}")
-    return cls(config, target)
+    made = cls(config, target)
+    if config.lora is not None:
+        from heads.tuned import inject
+
+        inject(made)
+    return made

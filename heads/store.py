@@ -21,6 +21,7 @@ from heads.config import ConfigError, HeadsConfig
 from heads.derived import recorded
 from heads.kinds import build
 from heads.target import Target
+from heads.tuned import ADAPTER, load_adapter, merge
 from heads.vocabulary import check_ids
 
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
@@ -109,6 +110,9 @@ def load(
     from heads.hub import fetch
 
     folder = fetch(path_or_repo, revision=revision, token=token)
+    if (folder / ADAPTER).is_file():
+        adapted = merge(load_adapter(folder, target, allow_mismatch=allow_mismatch))
+        return adapted.to(dtype or adapted.target.dtype)
     config = read_config(folder)
     if target is None:
         target = recorded(config.target, dtype)

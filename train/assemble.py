@@ -19,11 +19,13 @@ from train.cache import open_or_build
 from train.cache_spec import CacheSpec
 from train.config import RunConfig
 from train.conversations import Conversations
+from train.existing import existing_heads
 from train.features import FeatureSource, OnlineFeatures
 from train.packing import Packed, PackedOnline
 from train.pool import Pool
 from train.progress import Reporter
 from train.ranks import Ranks
+from train.settings import SettingsError
 
 BUILTIN = {
     "builtin:train": Path(str(data.__file__)).parent / "sample" / "train.jsonl.gz",
@@ -70,12 +72,32 @@ def load_conversations(config: RunConfig, part: str, target: Target, ranks: Rank
 
 
 def make_heads(config: RunConfig, target: Target, conversations: Conversations, reporter: Reporter) -> DraftHeads:
-    """Fresh heads in float32 (float64 on a float64 target), the same on every process.
+    """Heads to train, fresh or those of ``heads.init``, in float32 (float64 on a float64 target), the same on every
+    process.
 
     Raises:
         ValueError: settings that do not go together, or that the kind or the target refuses.
     """
+    dtype = torch.promote_types(target.dtype, torch.float32)
+    torch.manual_seed(config.train.seed)
+    if config.heads.init:
+        heads = existing_heads(config, target, dtype)
+    else:
+        heads = _fresh(config, target, conversations, reporter)
+    heads.to(device=target.device, dtype=dtype)
+    settings = heads.config
+    trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
+    reporter.say(
+        f"heads: {settings.kind}, look-ahead {settings.lookahead}, taps {list(settings.taps)}, "
+        f"{trained / 1e6:.2f}M trained parameters, for {target.name}"
+    )
+    return heads
+
+
+def _fresh(config: RunConfig, target: Target, conversations: Conversations, reporter: Reporter) -> DraftHeads:
     section = config.heads
+    if section.lora:
+        raise SettingsError("heads.lora needs heads.init: low-rank factors are trained on heads that there are")
     size, counts = chosen_size(config, target, conversations)
     settings = make_config(
         section.kind,
@@ -85,7 +107,6 @@ def make_heads(config: RunConfig, target: Target, conversations: Conversations, 
         draft_vocab_size=size,
         options=dict(section.options),
     )
-    torch.manual_seed(config.train.seed)
     heads = build(settings, target)
     if size is not None and counts is not None:
         ids = by_frequency(counts, size)
@@ -96,12 +117,6 @@ def make_heads(config: RunConfig, target: Target, conversations: Conversations, 
             f"{100 - share:.1f}% can never be drafted"
         )
     heads.initialize()
-    heads.to(device=target.device, dtype=torch.promote_types(target.dtype, torch.float32))
-    trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
-    reporter.say(
-        f"heads: {settings.kind}, look-ahead {settings.lookahead}, taps {list(settings.taps)}, "
-        f"{trained / 1e6:.2f}M trained parameters, for {target.name}"
-    )
     return heads
 
 

@@ -82,6 +82,11 @@ class HeadsSection:
         None, "instead of a size: as many of the most frequent as make up this share of the answers, such as 0.95"
     )
     options: dict[str, Any] = table({}, "further options of the kind")  # noqa: RUF009
+    init: str | None = knob(None, "heads to train further, folder or Hub id; they say what is not set here")
+    allow_mismatch: bool = knob(False, "let heads.init be of another target, to adapt them to this one")
+    lora: dict[str, Any] = table(  # noqa: RUF009
+        {}, "train low-rank factors on heads.init alone: rank, alpha, modules (names, or all)"
+    )
 
 
 @dataclass(frozen=True)

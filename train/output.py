@@ -1,4 +1,4 @@
-"""What a run leaves behind at its end: heads/ and report.json."""
+"""What a run leaves behind at its end: heads/, adapter/ where factors were trained alone, and report.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from heads.base import DraftHeads
+from heads.store import load
+from heads.tuned import merge, save_adapter
 from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations
@@ -21,7 +24,7 @@ from train.settings import to_dict
 from train.spread import weights_hash
 from train.trackers import without_secrets
 
-REPORT = "report.json"
+REPORT, ADAPTER = "report.json", "adapter"
 
 
 def already_done(config: RunConfig, conversations: Conversations, ranks: Ranks) -> dict[str, Any] | None:
@@ -58,7 +61,15 @@ def finish(trainer: Trainer, target_before: str, seconds: float) -> dict[str, An
         try:
             if target_after != target_before:
                 raise ValueError("the target's weights changed during training: these heads belong to no target")
-            if config.output.export == "best" and trainer.progress.best_step >= 0:
+            best = config.output.export == "best" and trainer.progress.best_step >= 0
+            if weights.config.lora is not None and config.heads.init is not None:
+                dtype = next(weights.parameters()).dtype
+                _separate(
+                    folder,
+                    load(_best(trainer), trainer.heads.target, dtype=dtype) if best else weights,
+                    config.heads.init,
+                )
+            elif best:
                 _copy_heads(_best(trainer), folder / HEADS)
             else:
                 weights.save_pretrained(folder / HEADS)
@@ -87,6 +98,12 @@ def _best(trainer: Trainer) -> Path:
             "heads as they are now"
         )
     return place / HEADS
+
+
+def _separate(folder: Path, heads: DraftHeads, base: str) -> None:
+    """What was trained, apart, as adapter/; and merged with the heads it was trained on, as heads/."""
+    save_adapter(heads, folder / ADAPTER, base)
+    merge(heads).save_pretrained(folder / HEADS)
 
 
 def _copy_heads(source: Path, folder: Path) -> None:

@@ -68,6 +68,8 @@ def export_heads(
         raise FormatError(f"unknown format {format_name!r} (known: {', '.join(FORMATS)})")
     if engine is not None and engine not in ENGINES:
         raise FormatError(f"unknown engine {engine!r} (known: {', '.join(ENGINES)})")
+    if heads.config.lora is not None:
+        raise FormatError("these heads have an adapter on them, which no format holds: merge it first (heads.tuned)")
     dtype = dtype or next(heads.parameters()).dtype
     if dtype not in FLOATS:
         raise FormatError(f"weights cannot be stored as {dtype}")
