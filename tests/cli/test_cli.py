@@ -31,6 +31,7 @@ VERBS = [
     "push",
     "export",
     "import",
+    "merge",
 ]
 
 
