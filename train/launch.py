@@ -19,6 +19,11 @@ from train.config import RunConfig
 
 WAIT = timedelta(hours=2)  # one process may prepare data while the others wait
 
+# The process group, held to the end of the process. Its last holder would otherwise be DDP's reducer, whose end joins
+# gloo's worker threads without letting go of the interpreter's lock, for which a worker waits that has yet to drop the
+# tensors of its last collective: a run that had written everything then hung, once in a few under load.
+_GROUPS: list[Any] = []
+
 SEVERAL = (
     "for several processes on CPU use `ACCELERATE_USE_CPU=true accelerate launch --config_file "
     "configs/accelerate/cpu2.yaml train/train_heads.py` or `ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 "
@@ -119,6 +124,9 @@ def start(config: RunConfig) -> Accelerator:
         project_config=ProjectConfiguration(project_dir=config.output.folder, logging_dir=config.output.folder),
         kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=WAIT)] if several else None,
     )
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if grouped:
+        _GROUPS.append(torch.distributed.group.WORLD)
     check_launch(os.environ, accelerator.distributed_type, accelerator.num_processes)
     plugin = accelerator.state.deepspeed_plugin
     stage = int(plugin.zero_stage) if plugin is not None else None
@@ -126,7 +134,7 @@ def start(config: RunConfig) -> Accelerator:
         config,
         accelerator.distributed_type,
         accelerator.num_processes,
-        torch.distributed.is_available() and torch.distributed.is_initialized(),
+        grouped,
         stage,
     )
     if plugin is not None:

@@ -20,6 +20,7 @@ sys.path[:] = [str(_HERE.parent), *(entry for entry in sys.path if Path(entry or
 import os  # noqa: E402
 import signal  # noqa: E402
 import time  # noqa: E402
+import traceback  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from contextlib import nullcontext  # noqa: E402
 from datetime import UTC, datetime  # noqa: E402
@@ -133,5 +134,14 @@ def leave(status: int) -> None:
     sys.exit(status)
 
 
+def script() -> int:
+    """What the launched process does; also an error of the program ends it by :func:`leave`, or others would wait."""
+    try:
+        return main()
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
 if __name__ == "__main__":
-    leave(main())
+    leave(script())

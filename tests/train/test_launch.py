@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 from accelerate.utils import DistributedType
 
+from tests.train.world import ROOT, finished
 from train.config import RunConfig, TargetConfig, TrainConfig
 from train.interrupt import StopRequest
 from train.launch import LaunchError, _settle, check_engine, check_launch
@@ -148,3 +150,13 @@ def test_deepspeeds_configuration_is_completed() -> None:
 def test_what_the_recipe_decides_is_refused_in_deepspeeds(section: str, ours: str) -> None:
     with pytest.raises(LaunchError, match=rf"has a section {section}, which is set by {ours}"):
         _settle(Plugin(**{section: {"enabled": True, "type": "Adam"}}), RunConfig())
+
+
+@pytest.mark.parametrize(("words", "ends"), [((), True), (("forget",), False)])
+def test_the_group_is_held_to_the_end(words: tuple[str, ...], ends: bool) -> None:
+    """Whatever is freed in which order at a run's end, its processes end; without the group held they would not."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environ = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = finished([*launcher, str(ROOT / "tests" / "train" / "group_worker.py"), *words], 120, environ)
+    assert (done.returncode == 0) == ends, done.stderr[-3000:]
+    assert ("Timeout" in done.stderr) != ends
