@@ -84,14 +84,15 @@ class LocalEngine:
     def __init__(self) -> None:
         self.loaded: dict[str, Any] = {}
 
-    def completer(self, target_name: str, dtype: str, batch_size: int) -> tuple[Any, Any]:
-        """The engine behind data's protocol, and the tokenizer.
+    def completer(self, target_name: str, dtype: str, batch_size: int, heads: str | None = None, /) -> tuple[Any, Any]:
+        """The engine behind data's protocol, with ``heads`` that draft in it or none, and the tokenizer.
 
         Raises:
-            ValueError: nothing says which token ends a turn.
+            ValueError: nothing says which token ends a turn, or the heads are another target's.
         """
         import torch
 
+        from heads.base import DraftHeads
         from heads.target import Target
         from infer.completer import LocalCompleter
 
@@ -102,7 +103,8 @@ class LocalEngine:
         known = tuple(dict.fromkeys(end for end in [tokenizer.eos_token_id, *ends] if end is not None))
         if not known:
             raise ValueError(f"{target_name}: neither its tokenizer nor its generation config names an end token")
-        return LocalCompleter(target.model, known, batch_size=batch_size), tokenizer
+        draft = None if heads is None else DraftHeads.from_pretrained(heads, target)
+        return LocalCompleter(target.model, known, batch_size, draft), tokenizer
 
     def tokenizer(self, target_name: str) -> Any:
         """The tokenizer alone, without the weights."""

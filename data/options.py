@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from data.completer import Completer
 from data.roles import ROLES
@@ -13,8 +12,14 @@ TARGET = "headstart/smollm2-135m-q4"
 """The embedded default target's name."""
 
 Report = tuple[dict[str, Any], str]
-Engine = Callable[[str, str, int], tuple[Completer, Any]]
-"""``(target, dtype, batch size) → (engine, tokenizer)``."""
+
+
+class Engine(Protocol):
+    """Loads a target: ``(target, dtype, batch size, heads to draft with) → (engine, tokenizer)``."""
+
+    def __call__(
+        self, target: str, dtype: str, batch_size: int, heads: str | None = None, /
+    ) -> tuple[Completer, Any]: ...
 
 
 def amount(text: str) -> float:

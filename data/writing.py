@@ -107,6 +107,11 @@ def regeneration_options(parser: argparse.ArgumentParser) -> None:
     source_options(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder; a stopped run goes on where it was")
     engine_options(parser)
+    parser.add_argument(
+        "--heads",
+        metavar="NAME",
+        help="draft heads of the target, folder or Hub id: fewer passes, the same greedy text",
+    )
     parser.add_argument("--max-answer-tokens", type=int, default=512, help="most tokens an answer (default: 512)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: %(default)s)")
@@ -128,8 +133,14 @@ def regeneration_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_regeneration(args: argparse.Namespace, engine: Engine) -> Report:
-    """``data regenerate``."""
+    """``data regenerate``.
+
+    Raises:
+        ValueError: heads for a server, which has its own; and see :func:`data.regenerate.regenerate`.
+    """
     at_least_one(args, "max_answer_tokens", "batch_size", "concurrency")
+    if args.server and args.heads:
+        raise ValueError("--heads are for the local engine: a server drafts with what it was started with")
     answerer, model = _server(args) if args.server else _local(args, engine)
     settings = {
         "model": model,
@@ -137,6 +148,8 @@ def run_regeneration(args: argparse.Namespace, engine: Engine) -> Report:
         "temperature": args.temperature,
         "seed": args.seed,
     }
+    if args.heads and args.temperature:  # greedy text is the same with any heads, draws are not
+        settings["heads"] = args.heads
     report = regenerate(
         args.sources,
         answerer,
@@ -167,7 +180,7 @@ def _server(args: argparse.Namespace) -> tuple[Answerer, str]:
 
 
 def _local(args: argparse.Namespace, engine: Engine) -> tuple[Answerer, str]:
-    completer, tokenizer = engine(args.target, args.dtype, args.batch_size)
+    completer, tokenizer = engine(args.target, args.dtype, args.batch_size, args.heads)
     local = LocalAnswerer(
         completer, tokenizer, args.max_answer_tokens, args.temperature, args.seed, chunk=args.batch_size
     )

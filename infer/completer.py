@@ -1,4 +1,4 @@
-"""The local engine as a ``Completer``: batched continuation with transformers' own ``generate``."""
+"""The local engine as a ``Completer``: batched, by transformers' own ``generate`` or with a draft by ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
+
+from infer.generate import generate
 
 
 class LocalCompletion(NamedTuple):
@@ -22,11 +25,17 @@ class LocalCompleter:
     """Continues prompts with a loaded target, ``batch_size`` at a time, the longest prompts together.
 
     Batches are formed by length so that little is padded; padding stands on the left, masked.
+
+    Attributes:
+        eos_ids: tokens that end a continuation.
+        draft: heads, or what else ``infer.generate`` drafts with. Greedy continuations are the same with it and
+            without, in fewer passes; sampled ones are other draws of the same law.
     """
 
     model: PreTrainedModel
     eos_ids: tuple[int, ...]
     batch_size: int = 64
+    draft: Any = None
 
     @torch.inference_mode()
     def complete(
@@ -48,17 +57,19 @@ class LocalCompleter:
                 for row, i in enumerate(rows):
                     ids[row, width - len(prompts[i]) :] = torch.tensor(list(prompts[i]))
                     mask[row, width - len(prompts[i]) :] = 1
-                out = self.model.generate(  # type: ignore[operator]  # the stubs take it for a tensor
-                    ids.to(self.model.device),
-                    attention_mask=mask.to(self.model.device),
-                    max_new_tokens=max_new_tokens,
-                    eos_token_id=list(self.eos_ids),
-                    pad_token_id=self.eos_ids[0],
-                    **sampling,
-                )
+                out = self._continued(ids, mask, max_new_tokens=max_new_tokens, **sampling)
                 for row, i in enumerate(rows):
                     done[i] = self._cut(out[row, width:].tolist())
         return [done[i] for i in range(len(prompts))]
+
+    def _continued(self, ids: Tensor, mask: Tensor, **settings: Any) -> Tensor:
+        """(B, n+new) continuations of prompts (B, n)."""
+        settings |= {"eos_token_id": list(self.eos_ids), "pad_token_id": self.eos_ids[0]}
+        ids, settings["attention_mask"] = ids.to(self.model.device), mask.to(self.model.device)
+        if self.draft is not None:
+            return generate(self.model, ids, self.draft, **settings).sequences
+        made: Tensor = self.model.generate(ids, **settings)  # type: ignore[operator]  # the stubs take it for a tensor
+        return made
 
     def _cut(self, ids: list[int]) -> LocalCompletion:
         end = next((k for k, token in enumerate(ids) if token in self.eos_ids), None)
