@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tests.gpu_commands import check_command
 from tests.train.world import losses, write_world
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,10 +33,10 @@ class Failed(Exception):
 
 
 class Check:
-    """A folder to train in, on a GPU or, for a dry run, on the CPU."""
+    """A folder to train in, on a GPU or, for a dry run, on the CPU; or commands alone, which are not run."""
 
-    def __init__(self, folder: Path, dry: bool) -> None:
-        self.folder, self.dry = folder, dry
+    def __init__(self, folder: Path, dry: bool, *, commands: bool = False) -> None:
+        self.folder, self.dry, self.commands = folder, dry, commands
         self.recipe = write_world(folder)
 
     def launch(self, name: str, launcher: list[str], *arguments: str, cpu: bool = False, **environ: Any) -> list[float]:
@@ -48,11 +49,15 @@ class Check:
         words = [sys.executable, *launcher, SCRIPT, "--config", str(self.recipe), "--eval.prompts", "0", *arguments]
         on_cpu = {"CUDA_VISIBLE_DEVICES": ""} if cpu or self.dry else {}
         settings = {**os.environ, "OMP_NUM_THREADS": "2", **on_cpu, **environ}
+        words += ["--output.folder", str(self.folder / name)]
+        if self.commands:
+            check_command(words, ROOT)
+            print(f"  {' '.join(words)}")
+            return [1.0]
         try:
             done = subprocess.run(
-                [*words, "--output.folder", str(self.folder / name)],
-                cwd=ROOT, env=settings, capture_output=True, text=True, timeout=LIMIT, check=False,
-            )  # fmt: skip
+                words, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=LIMIT, check=False
+            )
         except subprocess.TimeoutExpired:
             raise Failed(f"{name} took more than {LIMIT} s") from None
         if done.returncode:
@@ -70,7 +75,11 @@ class Check:
 
 
 def alike(ours: list[float], theirs: list[float], bound: float, what: str) -> None:
-    """Raise unless two runs logged the same."""
+    """Raise unless two runs logged the same.
+
+    Raises:
+        Failed: they did not.
+    """
     if len(ours) != len(theirs) or not ours:
         raise Failed(f"{what}: {len(ours)} and {len(theirs)} steps")
     furthest = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
@@ -114,6 +123,14 @@ def fsdp2(check: Check) -> None:
 
 def flex(check: Check) -> None:
     """The fused attention and its gradient are the plain one's."""
+    if not check.commands:
+        _attention(check)
+    if not check.dry:
+        wide = check.alone("wide", *WIDE)
+        alike(check.alone("flex", *WIDE, "--train.attention", "flex"), wide, 2e-2, "training with it")
+
+
+def _attention(check: Check) -> None:
     from heads.attention import attend_rows
     from heads.flex import attend_flex
 
@@ -134,14 +151,11 @@ def flex(check: Check) -> None:
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
     print("  result" + ("" if check.dry else " and gradients") + " are the plain attention's")
-    if not check.dry:
-        wide = check.alone("wide", *WIDE)
-        alike(check.alone("flex", *WIDE, "--train.attention", "flex"), wide, 2e-2, "training with it")
 
 
 def liger(check: Check) -> None:
     """Liger's kernels in target and heads train what torch's train."""
-    if check.dry:
+    if check.dry and not check.commands:
         try:
             check.alone("liger", "--train.kernels", "liger")
         except Failed as refused:
@@ -160,23 +174,25 @@ PARTS: dict[str, Callable[[Check], None]] = {
 }  # fmt: skip
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Run the parts; 0 when all passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, as far as a CPU goes")
-    args = parser.parse_args()
+    parser.add_argument("--commands", action="store_true", help="print and check each command, and run none")
+    args = parser.parse_args(words)
     unknown = set(args.parts) - PARTS.keys()
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    if not args.dry_run and not torch.cuda.is_available():
+    if not args.dry_run and not args.commands and not torch.cuda.is_available():
         print("FAIL: torch sees no GPU here", file=sys.stderr)
         return 1
-    where = "CPU (dry run)" if args.dry_run else torch.cuda.get_device_name()
-    print(f"torch {torch.__version__} on {where}")
+    if not args.commands:
+        where = "CPU (dry run)" if args.dry_run else torch.cuda.get_device_name()
+        print(f"torch {torch.__version__} on {where}")
     failed = []
     with tempfile.TemporaryDirectory(prefix="headstart-gpu-") as folder:
-        check = Check(Path(folder), args.dry_run)
+        check = Check(Path(folder), args.dry_run, commands=args.commands)
         for name in args.parts or PARTS:
             began, why = time.monotonic(), ""
             print(f"{name}: {(PARTS[name].__doc__ or '').strip()}", flush=True)

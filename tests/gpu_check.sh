@@ -4,6 +4,7 @@
 #   tests/gpu_check.sh               each part prints pass or FAIL; the exit status is 0 when all passed
 #   tests/gpu_check.sh zero fsdp2    some parts alone
 #   tests/gpu_check.sh --dry-run     on the CPU, as far as a CPU goes, to try the script itself
+#   tests/gpu_check.sh --commands    only print each command it would run, and check that it can be one
 #
 # PYTHON names the interpreter (.venv/bin/python by default). It needs the extras deepspeed and liger, and the packages
 # of the tests; nothing is downloaded.
