@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
-from heads.formats import dflash, dspark, eagle1, eagle3, medusa, speculators
+from heads.formats import dflash, dspark, eagle1, eagle3, economize, medusa, speculators
 from heads.formats.assemble import assemble
 from heads.formats.folder import new_folder, open_checkpoint, write_folder
 from heads.formats.format import ENGINES, FLOATS, Choice, Format, FormatError, Request, listed
@@ -19,13 +19,18 @@ from heads.target import Target
 # also the order in which a checkpoint is recognised: the particular before the general
 FORMATS: dict[str, Format] = {
     speculators.NAME: speculators.FORMAT,
+    economize.NAME: economize.FORMAT,
     medusa.NAME: medusa.FORMAT,
     dspark.NAME: dspark.FORMAT,
     dflash.NAME: dflash.FORMAT,
     eagle3.NAME: eagle3.FORMAT,
     eagle1.NAME: eagle1.FORMAT,
 }
-RECORDED = ("base_model_name_or_path", "_name_or_path")  # where configs name the target they were made for
+RECORDED = (
+    "base_model_name_or_path",
+    "_name_or_path",
+    "base_model",
+)  # where configs name the target they were made for
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from heads.formats.pickled import read_pickled
 
 CONFIG = "config.json"
 # in this order: a whole file is preferred to shards, as transformers does
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "medusa_lm_head.safetensors")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "medusa_lm_head.safetensors",
+    "economize_model.safetensors",
+)
+CONFIGS = {"economize_model.safetensors": "economize_config.json"}  # of weights whose config is no config.json
 PICKLES = (".pt", ".bin", ".pth")
 READERS = {
     ".safetensors": lambda path: read_files([path], path),
@@ -42,7 +48,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     file = _weights(path) if path.is_dir() else path
     if file.suffix not in READERS:
         raise FormatError(f"{file} is none of {', '.join(READERS)}")
-    config = file.parent / CONFIG
+    config = file.parent / CONFIGS.get(file.name, CONFIG)
     return replace(READERS[file.suffix](file), config=read_json(config) if config.is_file() else {})
 
 
