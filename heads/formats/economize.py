@@ -69,8 +69,8 @@ def read(checkpoint: Checkpoint, target: Target, choice: Choice) -> Plan:
     found = plan(flat, target, settings, settings, taps, lookahead)
     return replace(
         found,
-        names={ours: renamed.get(theirs, f"{TECHNIQUE}.{theirs}") for ours, theirs in found.names.items()},
-        also=frozenset(renamed[theirs] for theirs in found.also),
+        names={ours: _own(theirs) for ours, theirs in found.names.items()},
+        also=frozenset(_own(theirs) for theirs in found.also),
     )
 
 
@@ -94,6 +94,11 @@ def _flat(name: str) -> str:
     """Their name of a tensor as the flat form has it."""
     inner = name.removeprefix(f"{TECHNIQUE}.")
     return f"midlayer.{inner.removeprefix('layer.')}" if inner.startswith("layer.") else inner
+
+
+def _own(name: str) -> str:
+    """The other way round."""
+    return f"{TECHNIQUE}.{name.replace('midlayer.', 'layer.')}"
 
 
 def _translated(own: Settings, target: Target) -> dict[str, Any]:

@@ -22,9 +22,10 @@ POLL = 0.1  # seconds between looks
 
 
 class Metered(NamedTuple):
-    """What a command took: seconds from its start to its end, bytes resident at most (its children's not added)."""
+    """What a command took: seconds from its start to its end, seconds of processors, bytes resident at most."""
 
     seconds: float
+    processor: float
     peak: int
 
 
@@ -73,7 +74,11 @@ def main(told: str, command: list[str]) -> int:
         time.sleep(POLL)
     _, status, usage = ended
     code = os.waitstatus_to_exitcode(status)
-    found = {"seconds": time.perf_counter() - began, "peak": usage.ru_maxrss * UNIT}
+    found = {
+        "seconds": time.perf_counter() - began,
+        "processor": usage.ru_utime + usage.ru_stime,
+        "peak": usage.ru_maxrss * UNIT,
+    }
     Path(told).write_text(json.dumps(found), encoding="utf-8")
     return code if code >= 0 else 128 - code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import datasets
+import datasets  # type: ignore[import-untyped]
 import torch
 
 from train.assemble import load_target, make_heads

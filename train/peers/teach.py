@@ -59,7 +59,8 @@ class Lesson:
 
 def steps_of(config: RunConfig, lengths: np.ndarray, count: int) -> list[list[int]]:
     """The first ``count`` steps of our training with this recipe, over as many epochs as they take."""
-    settings, found, epoch = config.train, [], 0
+    settings, epoch = config.train, 0
+    found: list[list[int]] = []
     while len(found) < count:
         found += plan_epoch(lengths, settings.batch_tokens, settings.bucket, settings.seed, epoch)
         epoch += 1

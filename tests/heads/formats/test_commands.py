@@ -100,4 +100,7 @@ def test_help_shows_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--to {speculators,medusa,dspark,dflash,eagle3,eagle1}" in shown and "EAGLE-3 for vLLM and SGLang" in shown
+    assert (
+        "--to {speculators,economize,medusa,dspark,dflash,eagle3,eagle1}" in shown
+        and "EAGLE-3 for vLLM and SGLang" in shown
+    )

@@ -67,7 +67,7 @@ def learned(record: dict[str, Any]) -> dict[str, Any]:
 def run(job: Job) -> None:
     """Train and write the result."""
     shape, texts, watch = job.shape(), Texts(job.handover), Watch(job)
-    target = AutoModelForCausalLM.from_pretrained(shape.target, dtype=getattr(torch, shape.target_dtype))
+    target: Any = AutoModelForCausalLM.from_pretrained(shape.target, dtype=getattr(torch, shape.target_dtype))
     model = economize.apply(target.to("cuda" if torch.cuda.is_available() else "cpu"), settings(shape))
     technique = model.techniques["eagle3"]
     if shape.draft_vocab_size < shape.vocab_size:

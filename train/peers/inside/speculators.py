@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
+import datasets  # type: ignore[import-untyped]
 import speculators.train.trainer as trainer
 import torch
 from hs_connectors import FileTransfer
@@ -33,7 +33,7 @@ def use_the_processor() -> None:
     """Where there is no accelerator, let its trainer take the processor for one."""
     if torch.accelerator.is_available():
         return
-    torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cpu")  # type: ignore[assignment]
+    torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cpu")
     torch.accelerator.is_available = lambda: False  # it has no memory of its own to be asked about
     torch.accelerator.synchronize = lambda *args, **kwargs: None
     trainer.get_local_rank = lambda: "cpu"
