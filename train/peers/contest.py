@@ -69,9 +69,9 @@ class Run:
         """Steps that count."""
         return self.result["steps"][WARM_UP:]
 
-    def rate(self, what: str = "tokens") -> float:
-        """Tokens (or ``supervised`` tokens) a second."""
-        return sum(step[what] for step in self.timed) / sum(step["seconds"] for step in self.timed)
+    def rate(self, what: str = "tokens", of: str = "seconds") -> float:
+        """Tokens (or ``supervised`` tokens) a second of the clock, or of the processors (``processor``)."""
+        return sum(step[what] for step in self.timed) / sum(step[of] for step in self.timed)
 
 
 class Contest:

@@ -43,6 +43,7 @@ def _row(runs: list[Run]) -> dict[str, Any]:
         "tokens_per_second": statistics.median(rates),
         "supervised_per_second": statistics.median(run.rate("supervised") for run in runs),
         "rounds": rates,
+        "tokens_per_processor_second": statistics.median(run.rate(of="processor") for run in runs),
         "process_seconds": [run.process.seconds for run in runs],
         "processor_seconds": [run.process.processor for run in runs],
         "peak_bytes": max(run.process.peak for run in runs),

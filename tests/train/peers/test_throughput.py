@@ -20,8 +20,8 @@ from train.peers.meter import Metered
 
 def run_of(contender: Contender, batch: int, seconds: float, peak: int = 1 << 30) -> Run:
     """Four steps of 100 tokens, 60 of them supervised; the first two are not timed."""
-    steps = [{"seconds": 50.0, "tokens": 100, "supervised": 60}] * 2
-    steps += [{"seconds": seconds, "tokens": 100, "supervised": 60}] * 2
+    steps = [{"seconds": 50.0, "processor": 60.0, "tokens": 100, "supervised": 60}] * 2
+    steps += [{"seconds": seconds, "processor": 2 * seconds, "tokens": 100, "supervised": 60}] * 2
     result = {"steps": steps, "frozen": [], "versions": {"torch": "2"}}
     return Run(contender, batch, Metered(9.0, 8.0, peak), result, Path("out"))
 
@@ -37,6 +37,7 @@ def test_figures_are_of_timed_steps_and_the_middle_round() -> None:
     assert rows["headstart, cached"]["rounds"] == [200.0, 400.0, 500.0]
     assert rows["economize, online"]["tokens_per_second"] == 50.0 and rows["economize, online"]["peak_bytes"] == 3 << 30
     assert rows["economize, online"]["supervised_per_second"] == 30.0
+    assert rows["economize, online"]["tokens_per_processor_second"] == 25.0
     assert report["better_peer"] == "speculators, cached"
     assert report["ratios"] == {"headstart, cached": 3.2, "headstart, online": 0.8}
     shown = table(report)

@@ -171,11 +171,11 @@ class Watch:
         self.job, self._digest = job, hashlib.sha256()
         self._given: deque[tuple[int, int]] = deque()
         self.steps: list[dict[str, Any]] = []
-        self._since = time.perf_counter()
+        self.start()
 
     def start(self) -> None:
         """Training begins now."""
-        self._since = time.perf_counter()
+        self._since, self._busy = time.perf_counter(), time.process_time()
 
     def given(self, conversations: Sequence[tuple[Tensor, Tensor]]) -> None:
         """These (ids, loss mask) pairs make the next step."""
@@ -184,10 +184,11 @@ class Watch:
 
     def stepped(self, **figures: Any) -> None:
         """A step is done; ``figures`` are what the trainer says of it."""
-        now = time.perf_counter()
+        now, busy = time.perf_counter(), time.process_time()
         tokens, supervised = self._given.popleft()
-        self.steps.append({"seconds": now - self._since, "tokens": tokens, "supervised": supervised, **figures})
-        self._since = now
+        took = {"seconds": now - self._since, "processor": busy - self._busy}
+        self.steps.append({**took, "tokens": tokens, "supervised": supervised, **figures})
+        self._since, self._busy = now, busy
 
     def finish(
         self, heads: nn.Module, *, taps: Sequence[int], lookahead: int, draft_ids: Tensor, checkpoint: str, names: str
