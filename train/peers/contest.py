@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from train.batches import plan_epoch
-from train.cache import CacheSpec
+from train.cache_spec import CacheSpec
 from train.config import RunConfig
 from train.peers import meter
 from train.peers.environments import PEERS, Peer

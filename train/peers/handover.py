@@ -18,8 +18,9 @@ from torch import Tensor
 from heads.base import DraftHeads
 from heads.embedded import resolve
 from heads.target import Target
-from train.assemble import load_conversations, load_target, make_heads
-from train.cache import BUILD_TOKENS, by_length
+from train.assemble import load_conversations, make_heads
+from train.batches import by_length
+from train.cache_build import BUILD_TOKENS
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.evaluation import spread
@@ -29,6 +30,7 @@ from train.peers.inside.job import CONVERSATIONS, SHAPE, Shape, write_json
 from train.progress import Reporter
 from train.ranks import Ranks
 from train.settings import to_yaml
+from train.targets import load_target
 
 RECIPE = "recipe.yaml"
 

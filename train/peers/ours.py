@@ -8,8 +8,9 @@ from pathlib import Path
 import datasets  # type: ignore[import-untyped]
 import torch
 
-from train.assemble import load_target, make_heads
-from train.cache import CacheSpec, open_or_build
+from train.assemble import make_heads
+from train.cache import open_or_build
+from train.cache_spec import CacheSpec
 from train.conversations import Conversations
 from train.features import FeatureSource, OnlineFeatures
 from train.interrupt import StopRequest
@@ -20,6 +21,7 @@ from train.peers.inside.job import Job, Texts, Watch
 from train.progress import Reporter
 from train.ranks import Ranks
 from train.settings import load
+from train.targets import load_target
 
 
 def conversations(texts: Texts) -> Conversations:

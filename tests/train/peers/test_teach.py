@@ -46,11 +46,12 @@ def test_the_steps_are_our_own_trainings(world: Path, launch: object) -> None:
     """As the loop plans them, epoch after epoch."""
     from accelerate import Accelerator
 
-    from train.assemble import load_conversations, load_target, make_heads
+    from train.assemble import load_conversations, make_heads
     from train.features import OnlineFeatures
     from train.loop import Trainer
     from train.progress import Reporter
     from train.ranks import Ranks
+    from train.targets import load_target
 
     config, silent = load(world / "recipe.yaml"), Reporter(False)
     accelerator = Accelerator()
