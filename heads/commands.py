@@ -1,13 +1,14 @@
-"""Verbs of this package: ``push``, ``export``, ``import``, ``merge``."""
+"""Verbs of this package: ``push``, ``bundle``, ``export``, ``import``, ``merge``."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from heads import push_verb
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -16,10 +17,17 @@ def register(add: Callable[..., None]) -> None:
     """Give the command line this package's verbs."""
     add(
         "push",
-        help="upload heads to the Hugging Face Hub, with a card written from what was measured",
+        help="upload heads, or a bundle, to the Hugging Face Hub, with a card written from what was measured",
         example="headstart push runs/quickstart/heads ORG/NAME --report runs/quickstart/summary.json",
-        configure=_configure,
-        run=_push,
+        configure=push_verb.configure_push,
+        run=push_verb.run_push,
+    )
+    add(
+        "bundle",
+        help="put heads and their target into one folder, so that there are no separate weights to manage",
+        example="headstart bundle runs/quickstart/heads --out runs/quickstart/bundle",
+        configure=push_verb.configure_bundle,
+        run=push_verb.run_bundle,
     )
     add(
         "export",
@@ -44,31 +52,6 @@ def register(add: Callable[..., None]) -> None:
     )
 
 
-def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder of heads; only its config and weights are uploaded")
-    parser.add_argument("repo_id", help="ORG/NAME; made when it does not exist")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="JSON with what the card may say (summary.json, …)")
-    parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
-    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to (default: the main one)")
-    parser.add_argument("--target-name", metavar="ID", help="the target's Hub id, where it was trained from a folder")
-
-
-def _push(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The token is the one that is logged in: on a command line others could read it."""
-    from heads.hub import push_folder
-
-    pushed = push_folder(
-        args.folder,
-        args.repo_id,
-        private=args.private,
-        report=None if args.report is None else _read(args.report),
-        revision=args.revision,
-        target_name=args.target_name,
-    )
-    lines = [f"pushed {len(pushed.files)} files to {pushed.url}", f"weights at commit {pushed.weights_commit}"]
-    return asdict(pushed), "\n".join(lines)
-
-
 def _configure_export(parser: argparse.ArgumentParser) -> None:
     from heads.formats import ENGINES, FORMATS
 
@@ -86,17 +69,13 @@ def _export(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import torch
 
     from heads.formats import export_heads
-    from heads.formats.checkpoint import read_header
-    from heads.hub import fetch
-    from heads.store import WEIGHTS, load, read_config
-    from heads.target import Target
+    from heads.formats.anywhere import as_stored
+    from heads.hub import locate
+    from heads.store import read_config
 
-    folder = fetch(args.heads)
-    record = read_config(folder).target
-    name, revision = (args.target, None) if args.target else (record.name, record.revision)
-    target = Target.load(name, revision=revision, dtype="auto")
-    kept = [entry.dtype for entry in read_header(folder / WEIGHTS).values() if entry.dtype.is_floating_point]
-    heads = load(folder, target, dtype=max(kept, key=lambda dtype: dtype.itemsize, default=None))
+    place = locate(args.heads)
+    record = read_config(place.folder).target
+    heads = as_stored(place, args.target)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     done = export_heads(
         heads, args.to, args.out, engine=args.engine, dtype=dtype, target_name=args.target_name or args.target
@@ -174,13 +153,3 @@ def _formats() -> str:
     from heads.formats import FORMATS
 
     return "; ".join(f"{name}: {format.what}" for name, format in FORMATS.items())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(f"--report {path} is not JSON: {problem}") from None
-    if not isinstance(report, dict):
-        raise ValueError(f"--report {path} must hold a JSON object, not a {type(report).__name__}")
-    return report

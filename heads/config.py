@@ -102,7 +102,7 @@ class HeadsConfig:
             raise ConfigError(f"{where} lacks {', '.join(missing)}: it was not written by save_pretrained")
         if stored["format_version"] != FORMAT_VERSION:
             raise ConfigError(
-                f"{where} has format_version {stored['format_version']}, this version reads {FORMAT_VERSION}: "
+                f"{where} has format_version {stored['format_version']!r:.80}, this version reads {FORMAT_VERSION}: "
                 "update headstart"
             )
         for key, (fits, what) in _TYPES.items():

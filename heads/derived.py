@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
+from heads.hub import one_message
 from heads.identify import INT4_GROUP
 from heads.identity import TargetIdentity
-from heads.loading import load_model
+from heads.loading import load_model, load_tokenizer
 from heads.target import Target
 
 HALF = (torch.bfloat16, torch.float16, torch.float32)
@@ -81,8 +83,8 @@ def quantization_config(scheme: str, dtype: Any) -> Any:
     return found.config(dtype)
 
 
-def put_adapter(model: Any, name: str, revision: str | None) -> Any:
-    """The model with an adapter (a folder or Hub id) on it.
+def put_adapter(model: Any, name: str, revision: str | None, **access: Any) -> Any:
+    """The model with an adapter (a folder or Hub id) on it; ``access`` as of :func:`heads.loading.load_model`.
 
     Raises:
         ValueError: it is no LoRA, or it replaces whole modules, which heads could not tell from the base's.
@@ -91,13 +93,15 @@ def put_adapter(model: Any, name: str, revision: str | None) -> Any:
     from peft import PeftConfig, PeftModel
 
     try:
-        config = PeftConfig.from_pretrained(name, revision=revision)
+        with one_message(name, access.get("token"), revision):
+            config = PeftConfig.from_pretrained(name, revision=revision, **access)
         if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA":
             raise ValueError(f"{name} is a {config.peft_type} adapter: a target's adapter is a LoRA")
         if getattr(config, "modules_to_save", None):
             modules = ", ".join(config.modules_to_save)
             raise ValueError(f"{name} replaces {modules} of its base: merge it and name the merged model as the target")
-        return PeftModel.from_pretrained(model, name, revision=revision)
+        with one_message(name, access.get("token"), revision):
+            return PeftModel.from_pretrained(model, name, revision=revision, **access)
     except RuntimeError as error:  # tensors that do not fit
         raise ValueError(f"the adapter {name} does not fit the target: {error}") from None
 
@@ -105,38 +109,44 @@ def put_adapter(model: Any, name: str, revision: str | None) -> Any:
 def load(
     name: str,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal["auto"],
     device: torch.device | str = "cpu",
     revision: str | None = None,
     trust_remote_code: bool = False,
     adapter: str | None = None,
     adapter_revision: str | None = None,
     quantization: str | None = None,
+    **access: Any,
 ) -> Target:
     """Load a target by the embedded one's name, a folder, or a Hub id, and derive what is asked for.
 
     Args:
         adapter: a LoRA to put on it, a folder or Hub id.
         quantization: a scheme of ``SCHEMES`` to quantize its weights by.
+        access: how to reach both: ``token``, ``cache_dir``, ``local_files_only``.
 
     Raises:
         ValueError: see :func:`quantization_config`, :func:`put_adapter` and :func:`heads.loading.load_model`.
     """
+    how: dict[str, Any] = {"dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code, **access}
     if adapter is None and quantization is None:
-        return Target.load(name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-    how: dict[str, Any] = {"dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
+        return Target.load(name, device=device, **how)
     if quantization is not None:
         how |= {"quantization_config": quantization_config(quantization, dtype), "device_map": device}
-    model = load_model(name, **how)
+    model = load_model(Target.kind, name, **how)
     if quantization is None:
         model = model.to(device)
     if adapter is not None:
-        model = put_adapter(model, adapter, adapter_revision)
-    return Target(model, name=str(name), adapter=None if adapter is None else (adapter, adapter_revision))
+        model = put_adapter(model, adapter, adapter_revision, **access)
+    target = Target(model, name=str(name), adapter=None if adapter is None else (adapter, adapter_revision))
+    target._read_tokenizer = partial(load_tokenizer, name, revision=revision, **access)
+    return target
 
 
-def recorded(identity: TargetIdentity, dtype: torch.dtype | None) -> Target:
+def recorded(identity: TargetIdentity, dtype: torch.dtype | Literal["auto"] | None, **access: Any) -> Target:
     """The target of a record; a quantized one in the dtype it was quantized in unless another is named.
+
+    ``access`` is how to reach it: ``token``, ``cache_dir``, ``local_files_only``.
 
     Raises:
         ValueError: an adapter was on it of which only the weights' hash is known.
@@ -148,11 +158,13 @@ def recorded(identity: TargetIdentity, dtype: torch.dtype | None) -> Target:
         )
     scheme, _, stored = (identity.quantizer or "").partition("/")
     quantization = scheme if scheme in SCHEMES and stored else None
+    own: Any = getattr(torch, stored, None) if quantization else torch.bfloat16  # what is no dtype, load refuses
     return load(
         identity.name,
-        dtype=dtype or (getattr(torch, stored) if quantization else torch.bfloat16),
+        dtype=dtype or own,
         revision=identity.revision,
         adapter=identity.adapter_name,
         adapter_revision=identity.adapter_revision,
         quantization=quantization,
+        **access,
     )

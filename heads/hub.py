@@ -1,32 +1,21 @@
-"""Heads repositories on the Hugging Face Hub: push and fetch.
+"""The Hugging Face Hub: what is fetched of a repository of heads, and one message for whatever goes wrong there.
 
-What goes up is named file by file (config, weights, card, the code for plain transformers); nothing else that lies in
-a run's folder ever does. What comes down is the configuration and the safetensors, nothing that could run.
+What comes down is configuration, safetensors and a bundled target's tokenizer; nothing that could run.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, RepoFile, errors, hf_hub_download
-from safetensors import SafetensorError, safe_open
+from huggingface_hub import HfApi, errors
 
-from heads.card import card
-from heads.store import CONFIG, WEIGHTS, HeadsFileError, read_config
+from heads.layout import CONFIG, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle
 
-if TYPE_CHECKING:
-    from heads.base import DraftHeads
-
-CARD, CODE = "README.md", "custom_generate/generate.py"
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -35,167 +24,159 @@ class HubError(OSError):
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What a push left behind: the repository, a URL of its new state, and the commits of state and weights."""
+class Access:
+    """How a repository is reached.
 
-    repo_id: str
-    url: str
-    commit: str
-    weights_commit: str
-    files: tuple[str, ...] = (CONFIG, WEIGHTS, CARD, CODE)
-
-
-def push(heads: DraftHeads, repo_id: str, **options: Any) -> str:
-    """Upload heads; see :func:`push_folder`. Returns the URL of the repository at the commit that was made."""
-    with tempfile.TemporaryDirectory(prefix="headstart-push-") as folder:
-        heads.save_pretrained(folder)
-        return push_folder(folder, repo_id, **options).url
-
-
-def push_folder(
-    folder: str | Path,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    report: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    target_name: str | None = None,
-    token: str | None = None,
-) -> Pushed:
-    """Upload a folder that ``save_pretrained`` wrote. Pushing the same heads again makes no new commit.
-
-    Args:
-        folder: holds config.json and heads.safetensors; whatever else it holds stays where it is.
-        repo_id: ``ORG/NAME``; made when it does not exist.
-        private: of a repository that is made; one that exists must already be private when True.
-        report: for the card, see :func:`heads.card.card`.
-        revision: branch to push to, made when it does not exist; the main one when None.
-        target_name: the target's Hub id, for heads trained on a local copy of it.
+    Attributes:
+        revision: branch, tag or commit; the newest of the main branch when None.
+        cache_dir: folder of downloads; huggingface_hub's own (``HF_HOME``) when None.
+        local_files_only: take what is in the cache and ask nobody, as under ``HF_HUB_OFFLINE=1``.
         token: as huggingface_hub takes it; None is the one that is logged in.
-
-    Raises:
-        ValueError: the target is known only by a local path, or the weights cannot be read.
-        HubError: the Hub refused or could not be reached.
-        HeadsFileError: the folder does not hold whole heads.
     """
-    config = read_config(Path(folder))
-    name = target_name or config.target.name
-    if not REPO_ID.fullmatch(name) or Path(name).exists():
-        raise ValueError(
-            f"these heads name their target as {name!r}, a folder that nobody else has: push with target_name=, the "
-            "target's id on the Hub"
-        )
-    config = replace(config, target=replace(config.target, name=name))
-    weights = Path(folder) / WEIGHTS
-    parameters = _count(weights)
-    stored = {CONFIG: (json.dumps(config.to_dict(), indent=2) + "\n").encode(), WEIGHTS: weights.read_bytes()}
 
-    api = HfApi(token=token, library_name="headstart")
-    with _one_message(repo_id, token):
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        if private and not api.repo_info(repo_id).private:
-            raise HubError(f"{repo_id} exists and is public: make it private first, or push without private=True")
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        pinned = _pinned(api, repo_id, revision, stored, token)
-        if pinned is None:
-            pinned = _commit(api, repo_id, revision, stored, "Weights of the heads").oid
-        rest = {
-            CARD: card(config, repo_id, parameters=parameters, report=report).encode(),
-            CODE: custom_code(repo_id, pinned).encode(),
-        }
-        commit = _commit(api, repo_id, revision, rest, "Card and code for these weights").oid
-    return Pushed(repo_id, f"{api.endpoint}/{repo_id}/tree/{commit}", commit, pinned)
+    revision: str | None = None
+    cache_dir: str | Path | None = None
+    local_files_only: bool = False
+    token: str | None = field(default=None, repr=False)
+
+    def of_target(self) -> dict[str, Any]:
+        """Arguments that reach a target in the same way; its revision is its own."""
+        given = {"cache_dir": self.cache_dir, "token": self.token, "local_files_only": self.local_files_only}
+        return {key: value for key, value in given.items() if value}
 
 
-def fetch(path_or_repo: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The local folder of some heads: the one that is named, or a download of the Hub repository's two files.
+ANYHOW = Access()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some heads lie on this machine.
+
+    Attributes:
+        name: as it was asked for.
+        folder: holds config.json and heads.safetensors.
+        bundle: the folder around it that also holds their target, None for heads alone.
+        commit: of the Hub repository, None for a folder.
+    """
+
+    name: str
+    folder: Path
+    bundle: Path | None = None
+    commit: str | None = None
+
+
+def locate(path_or_repo: str | Path, access: Access = ANYHOW, *, subfolder: str | None = None) -> Place:
+    """Find heads: a folder of them, a bundle, or a Hub repository of either, of which their two files are downloaded.
 
     Raises:
         FileNotFoundError: it looks like a folder and is none.
         ValueError: a revision of a local folder.
         HubError: no such repository or revision, it holds no heads, no access, or no connection and not in the cache.
     """
-    name = str(path_or_repo)
+    name, inside = str(path_or_repo), subfolder or ""
     if Path(name).is_dir():
-        if revision is not None:
-            raise ValueError(f"{name} is a folder, which has no revision {revision!r}")
-        return Path(name)
-    if not REPO_ID.fullmatch(name):
-        raise FileNotFoundError(f"there is no folder {name}, and it is no Hub id (ORG/NAME) either")
-    api = HfApi(token=token, library_name="headstart")
-    with _one_message(name, token, revision):
-        folder = Path(api.snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
+        if access.revision is not None:
+            raise ValueError(f"{name} is a folder, which has no revision {access.revision!r}")
+        return _place(name, Path(name) / inside, None)
+    prefix = f"{inside}/" if inside else ""
+    files = [f"{prefix}{folder}{file}" for folder in ("", f"{HEADS}/") for file in (CONFIG, WEIGHTS)]
+    root = download(name, files, access)
+    place = _place(name, root / inside, root.name)
+    missing = [file for file in (CONFIG, WEIGHTS) if not (place.folder / file).is_file()]
     if missing:
-        raise HubError(f"{name} on the Hub has no {' and no '.join(missing)}: it is not a repository of heads")
-    return folder
+        where = f"{name} on the Hub" + (f" in {inside}/" if inside else "")
+        raise HubError(f"{where} has no {' and no '.join(missing)}: it is not a repository of heads")
+    return place
 
 
-def custom_code(repo_id: str, commit: str) -> str:
-    """``custom_generate/generate.py`` of a repository, which must carry where its weights are."""
-    text = (Path(__file__).parent / CODE).read_text(encoding="utf-8")
-    for line, value in (("REPOSITORY: str | None = None", repo_id), ("COMMIT: str | None = None", commit)):
-        if text.count(f"\n{line}\n") != 1:
-            raise ValueError(f"the template {CODE} must have the line {line!r} once")
-        text = text.replace(f"\n{line}\n", f"\n{line.removesuffix('None') + json.dumps(value)}\n")
-    return text.replace("ORG/HEADS", repo_id)
+def _place(name: str, root: Path, commit: str | None) -> Place:
+    return Place(name, root / HEADS, root, commit) if is_bundle(root) else Place(name, root, None, commit)
 
 
-def _count(weights: Path) -> int:
-    """Numbers trained: the floating-point tensors, without the map of the draft vocabulary."""
-    try:
-        with safe_open(weights, "pt") as file:
-            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (the file is no mapping)
-            return sum(
-                math.prod(part.get_shape()) for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")
-            )
-    except (SafetensorError, FileNotFoundError) as problem:
-        raise HeadsFileError(f"{weights} is not a whole safetensors file ({problem}): save the heads again") from None
+def fetch(path_or_repo: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """The local folder with the config.json and heads.safetensors of some heads; see :func:`locate`."""
+    return locate(path_or_repo, Access(revision=revision, token=token)).folder
 
 
-def _commit(api: HfApi, repo_id: str, revision: str | None, files: Mapping[str, bytes], message: str) -> CommitInfo:
-    operations = [CommitOperationAdd(path, content) for path, content in files.items()]
-    return api.create_commit(repo_id, operations, commit_message=message, revision=revision)
+def fetch_target(place: Place, access: Access) -> Path:
+    """The folder of a bundle's target, downloaded at the commit that its heads came from."""
+    assert place.bundle is not None, "only a bundle has one"
+    if place.commit is None:
+        return place.bundle
+    inside = place.bundle.relative_to(_snapshot(place.bundle, place.commit)).as_posix()
+    prefix = "" if inside == "." else f"{inside}/"
+    at_commit = Access(place.commit, access.cache_dir, access.local_files_only, access.token)
+    return download(place.name, [prefix + name for name in (*TARGET, SHARDS)], at_commit) / inside
 
 
-def _pinned(
-    api: HfApi, repo_id: str, revision: str | None, stored: Mapping[str, bytes], token: str | None
-) -> str | None:
-    """The commit that the repository's code names, when that commit holds the very files to be pushed."""
-    try:
-        code = hf_hub_download(repo_id, CODE, revision=revision, token=token, endpoint=api.endpoint)
-        found = re.search(r'^COMMIT: str \| None = "(\w+)"$', Path(code).read_text(encoding="utf-8"), re.MULTILINE)
-        there = api.get_paths_info(repo_id, list(stored), revision=found[1]) if found else []
-    except (errors.RemoteEntryNotFoundError, errors.RevisionNotFoundError):
-        return None
-    held = {item.path: item for item in there if isinstance(item, RepoFile)}
-    same = all(path in held and _is(held[path], content) for path, content in stored.items())
-    return found[1] if found and same else None
+def _snapshot(folder: Path, commit: str) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.name == commit)
 
 
-def _is(file: RepoFile, content: bytes) -> bool:
-    if file.lfs is not None:
-        return file.lfs.sha256 == hashlib.sha256(content).hexdigest()
-    return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+def download(repo_id: str, patterns: list[str], access: Access = ANYHOW) -> Path:
+    """The snapshot's folder with those files of a repository that ``patterns`` name; its name is the commit.
+
+    Raises:
+        FileNotFoundError: the name is no Hub id.
+        HubError: see :func:`locate`.
+    """
+    if not REPO_ID.fullmatch(repo_id):
+        raise FileNotFoundError(f"there is no folder {repo_id}, and it is no Hub id (ORG/NAME) either")
+    api = HfApi(token=access.token, library_name="headstart")
+    with one_message(repo_id, access.token, access.revision):
+        found = api.snapshot_download(
+            repo_id,
+            revision=access.revision,
+            allow_patterns=patterns,
+            cache_dir=access.cache_dir,
+            local_files_only=access.local_files_only,
+        )
+    return Path(found)
 
 
 @contextmanager
-def _one_message(repo_id: str, token: str | None, revision: str | None = None) -> Iterator[None]:
-    """Turn what the client raises into one message that says what to do; no message ever holds the token."""
+def one_message(repo_id: str, token: str | None = None, revision: str | None = None) -> Iterator[None]:
+    """Turn what the Hub's client raises, also under another library's error, into one message that says what to do.
+
+    No message ever holds the token. Errors that are not the client's pass unchanged.
+    """
     try:
         yield
     except HubError:
         raise
     except Exception as problem:
-        status = getattr(getattr(problem, "response", None), "status_code", None)
-        from_client = type(problem).__module__.startswith("httpx")  # the client's own connection errors are no OSError
-        if status is None and not from_client and not isinstance(problem, OSError | errors.RevisionResolutionError):
+        found = _of_client(problem)
+        if found is None:
             raise
-        raise HubError(_explain(problem, status, repo_id, revision, token)) from None
+        raise HubError(_explain(found, repo_id, revision, token)) from None
 
 
-def _explain(problem: Exception, status: int | None, repo_id: str, revision: str | None, token: str | None) -> str:
+def _of_client(problem: BaseException) -> BaseException | None:
+    """The first error of the Hub's client (or of the HTTP library under it) in a chain of causes.
+
+    That a file is missing says less than the error which another library made of it.
+    """
+    chain = [problem]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    of_client = [each for each in chain if type(each).__module__.startswith(("huggingface_hub", "httpx"))]
+    if of_client and isinstance(of_client[0], errors.RemoteEntryNotFoundError) and of_client[0] is not problem:
+        return None
+    return of_client[0] if of_client else None
+
+
+def _explain(problem: BaseException, repo_id: str, revision: str | None, token: str | None) -> str:
+    if isinstance(problem, errors.HFValidationError):
+        return f"there is no folder {repo_id}, and it is no Hub id (ORG/NAME) either"
+    status = getattr(getattr(problem, "response", None), "status_code", None)
+    offline = isinstance(problem, errors.OfflineModeIsEnabled) or (
+        isinstance(problem, errors.LocalEntryNotFoundError) and _asked_for_the_cache_alone(problem)
+    )
+    if offline:
+        return (
+            f"{repo_id} is not in the cache and the Hub may not be asked (HF_HUB_OFFLINE, or local_files_only): fetch "
+            "it once with a connection"
+        )
     if isinstance(problem, errors.RevisionNotFoundError):
         return f"{repo_id} on the Hub has no revision {revision!r}"
     if isinstance(problem, errors.GatedRepoError):
@@ -213,6 +194,12 @@ def _explain(problem: Exception, status: int | None, repo_id: str, revision: str
     return f"the Hub answered {status} for {repo_id}: {_clean(problem, token)}"
 
 
-def _clean(problem: Exception, token: str | None) -> str:
+def _asked_for_the_cache_alone(problem: BaseException) -> bool:
+    """The client tells a missing connection from a forbidden one by its cause alone."""
+    cause = problem.__cause__ or problem.__context__
+    return cause is None or isinstance(cause, errors.OfflineModeIsEnabled)
+
+
+def _clean(problem: BaseException, token: str | None) -> str:
     text = " ".join(str(problem).split())[:300]
     return text.replace(token, "<token>") if token else text

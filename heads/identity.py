@@ -29,6 +29,7 @@ FIELDS = (
     "sliding_window",
 )
 ROWS = 8
+OPTIONAL = ("revision", "quantizer", "adapter", "adapter_name", "adapter_revision")
 LATER = {"adapter_name", "adapter_revision"}  # fields that are only stored where they say something
 
 
@@ -78,6 +79,11 @@ class TargetIdentity:
             raise ValueError(
                 f"the heads' config has a target record with missing fields {missing} and unknown fields {unknown}"
             )
+        for key, value in stored.items():
+            optional = value is None and key in OPTIONAL
+            fits = isinstance(value, dict) if key == "fields" else isinstance(value, str) and value.isprintable()
+            if not optional and not fits:
+                raise ValueError(f"the heads' config has a target record whose {key} is {value!r:.80}")
         return cls(**stored)
 
     def differences(self, other: TargetIdentity) -> list[str]:
@@ -95,7 +101,7 @@ class TargetIdentity:
         # quantized in two dtypes, the same weights are rounded otherwise: then what is plain decides
         wanted, found = (one.weights if ours == theirs else one.weights.partition("-")[0] for one in (self, other))
         if not pieces and wanted != found:
-            pieces.append(f"same shape but other weights ({wanted[:12]}… there, {found[:12]}… here)")
+            pieces.append(f"same shape but other weights ({wanted[:12]!r}… there, {found[:12]!r}… here)")
         return pieces
 
     def _adapter(self) -> str:

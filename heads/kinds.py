@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from heads.base import DraftHeads
 from heads.block import Block
@@ -14,6 +17,8 @@ from heads.hydra import Hydra
 from heads.identity import TargetMismatch
 from heads.medusa import Medusa
 from heads.target import Target
+
+DEEPEST, LARGEST = 512, 1 << 24  # beyond any look-ahead, and any size that an option gives
 
 KINDS: dict[str, type[DraftHeads]] = {
     "medusa": Medusa,
@@ -73,8 +78,10 @@ def make_config(
     )
 
 
-def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHeads:
+def build(config: HeadsConfig, target: Target, *, check: bool = True, device: str = "cpu") -> DraftHeads:
     """Heads of a config on a target, with fresh weights not yet initialized (see ``DraftHeads.initialize``).
+
+    On the device ``"meta"`` they have names and shapes, and take no memory.
 
     Raises:
         ConfigError: an option of the kind is unknown or missing.
@@ -88,6 +95,7 @@ def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHe
     missing = [name for name in known if name not in config.options]
     if missing:
         raise ConfigError(f"{where} lack {', '.join(missing)}")
+    _check_values(config, known, where)
     if check:
         target.check(config.target)
         target.self_check()
@@ -101,9 +109,41 @@ def build(config: HeadsConfig, target: Target, *, check: bool = True) -> DraftHe
     beyond = [tap for tap in config.taps if not 0 <= tap <= target.num_layers]
     if beyond:
         raise TargetMismatch(f"these heads read hidden states {beyond}, and {target.name} has 0 to {target.num_layers}")
-    made = cls(config, target)
-    if config.lora is not None:
-        from heads.tuned import inject
+    try:
+        with torch.device(device):
+            made = cls(config, target)
+            if config.lora is not None:
+                from heads.tuned import inject
 
-        inject(made)
-    return made
+                inject(made)
+            return made
+    except (RuntimeError, ArithmeticError, TypeError) as problem:  # torch's, for a size of 0 and the like
+        raise ConfigError(f"{where} make no heads: {' '.join(str(problem).split())[:200]}") from None
+
+
+def _check_values(config: HeadsConfig, known: dict[str, Any], where: str) -> None:
+    """A stored config may come from anybody: its values are of the defaults' types, and of bounded size.
+
+    Raises:
+        ConfigError: names the first that is not.
+    """
+    if config.lookahead > DEEPEST:
+        raise ConfigError(f"a look-ahead of {config.lookahead} is beyond any ({DEEPEST} at most)")
+    for name, default in known.items():
+        value = config.options[name]
+        what, fits = next(
+            (row for kind, row in _OPTIONS.items() if isinstance(default, kind)), ("", lambda value: True)
+        )
+        if not fits(value):
+            raise ConfigError(f"{where}: {name} must be {what}, not {str(value)[:80]!r}")
+    if (layers := config.options.get("layers", 0)) > DEEPEST // 8:
+        raise ConfigError(f"{where}: {layers} layers are beyond any ({DEEPEST // 8} at most)")
+
+
+# type of an option's default → what may stand there, in words and as a test; a truth value is no number here
+_OPTIONS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: (f"a whole number from 0 to {LARGEST}", lambda value: type(value) is int and 0 <= value <= LARGEST),
+    float: ("a number", lambda value: type(value) in (int, float) and abs(value) < 1e15),
+    str: ("a text", lambda value: isinstance(value, str)),
+}

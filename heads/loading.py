@@ -1,38 +1,76 @@
-"""Loading a target's model, whole: transformers fills in weights that its files lack with random numbers."""
+"""Loading a target's model, whole, by its name; one message when it cannot be had.
+
+transformers fills in weights that its files lack with random numbers: such a model is refused.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from heads import embedded
+from heads.hub import REPO_ID, one_message
 
 
 def load_model(
-    name: str, *, dtype: torch.dtype | Literal["auto"], revision: str | None, trust_remote_code: bool, **options: Any
+    kind: Any,
+    name: str,
+    *,
+    dtype: torch.dtype | Literal["auto"] = torch.bfloat16,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **access: Any,
 ) -> Any:
-    """The model of the embedded target's name, a folder, or a Hub id; dtype "auto" is the one it is stored in.
+    """A model of transformers.
 
     Args:
-        options: further ones of transformers' ``from_pretrained``.
+        kind: transformers' class of such models.
+        name: the embedded target's, a folder, or a Hub id.
+        dtype: "auto" is the one it is stored in.
+        revision, trust_remote_code: as transformers takes them.
+        access: how to reach it: ``token``, ``cache_dir``, ``local_files_only``; and further arguments of transformers'
+            ``from_pretrained``.
 
     Raises:
         ValueError: its files lack weights; what they have instead is listed.
+        FileNotFoundError: the name can only be a folder's, and there is none.
+        HubError: no such repository or revision, it is gated or private, or it is neither cached nor reachable.
+        OSError: a folder or repository holds no whole model.
     """
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        embedded.resolve(name),
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        **options,
-    )
-    model, found = loaded
+    place = embedded.resolve(name)
+    if not os.path.isdir(place) and not REPO_ID.fullmatch(place):
+        raise FileNotFoundError(f"there is no folder {place}, and it is no Hub id (ORG/NAME) either")
+    if access.get("local_files_only"):  # transformers would ask for an adapter all the same
+        access["adapter_kwargs"] = {"local_files_only": True}
+    with one_message(place, access.get("token"), revision):
+        model, found = kind.from_pretrained(
+            place,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **access,
+        )
     if found["missing_keys"]:
         raise ValueError(_incomplete(name, model, found))
     return model
+
+
+def load_tokenizer(name: str | Path, *, revision: str | None = None, **access: Any) -> Any:
+    """The tokenizer that lies beside a model; arguments as of :func:`load_model`.
+
+    Raises:
+        OSError, ValueError: there is none.
+    """
+    place = embedded.resolve(name)
+    if revision is not None:
+        access["revision"] = revision
+    with one_message(place, access.get("token"), revision):
+        return AutoTokenizer.from_pretrained(place, **access)
 
 
 def _incomplete(name: str, model: Any, found: dict[str, Any]) -> str:

@@ -5,7 +5,9 @@ Weights start as NaN when they are loaded, so that a tensor that no file set can
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import struct
 from pathlib import Path
@@ -19,12 +21,15 @@ from transformers import PreTrainedModel
 from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig
 from heads.derived import recorded
+from heads.hub import Access, HubError, Place, fetch_target, locate
 from heads.kinds import build
+from heads.layout import CONFIG, HEADS, WEIGHTS
 from heads.target import Target
 from heads.tuned import ADAPTER, load_adapter, merge
 from heads.vocabulary import check_ids
 
-CONFIG, WEIGHTS = "config.json", "heads.safetensors"
+CONFIG_BYTES = 16 << 20
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class HeadsFileError(ValueError):
@@ -42,8 +47,7 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
-    with torch.device("meta"):  # shapes alone
-        expected = build(heads.config, heads.target, check=False).state_dict()
+    expected = build(heads.config, heads.target, check=False, device="meta").state_dict()  # shapes alone
     partial = [
         f"{name} is {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
         for name, tensor in tensors.items()
@@ -57,6 +61,7 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
     try:
         save_file(tensors, weights, metadata={"format": "pt"})
         config.write_text(json.dumps(heads.config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        weights.chmod(config.stat().st_mode & 0o777)  # safetensors makes it private, whatever the umask is
         os.replace(weights, folder / WEIGHTS)
         os.replace(config, folder / CONFIG)
     except SafetensorError as error:  # how it tells of a full disk
@@ -74,12 +79,15 @@ def read_config(folder: Path) -> HeadsConfig:
         ConfigError: it has unknown, missing or wrong entries.
     """
     path = folder / CONFIG
+    if path.is_file() and path.stat().st_size > CONFIG_BYTES:
+        raise HeadsFileError(f"{path} is larger than {CONFIG_BYTES >> 20} MiB: it is no configuration")
     if not path.is_file():
-        raise HeadsFileError(f"{folder} has no {CONFIG}: it is not a heads folder")
+        inside = f" (its {HEADS}/ is one)" if (folder / HEADS / CONFIG).is_file() else ""
+        raise HeadsFileError(f"{folder} has no {CONFIG}: it is not a heads folder{inside}")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HeadsFileError(f"{path} is not valid JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise HeadsFileError(f"{path} is not valid JSON ({str(error)[:200]})") from None
     if not isinstance(stored, dict):
         raise HeadsFileError(f"{path} must hold a JSON object, not a {type(stored).__name__}")
     return HeadsConfig.from_dict(stored, str(path))
@@ -90,15 +98,21 @@ def load(
     target: Target | PreTrainedModel | None = None,
     *,
     revision: str | None = None,
+    subfolder: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
     dtype: torch.dtype | None = None,
     allow_mismatch: bool = False,
     token: str | None = None,
 ) -> DraftHeads:
-    """Load heads from a folder or a Hub repository.
+    """Load heads from a folder or a Hub repository, of heads alone or of heads with their target.
 
     Args:
-        target: the model they belong to; loaded from the config's target record when None.
+        target: the model they belong to; when None the one that came along, or the one that their config names.
         revision: of the Hub repository.
+        subfolder: of the folder or repository, in which the heads lie.
+        cache_dir: folder of downloads, for heads and target.
+        local_files_only: never ask the Hub.
         dtype: of the heads; the target's by default.
         allow_mismatch: run on a target that is not the one they were trained on.
         token: for private repositories.
@@ -106,22 +120,32 @@ def load(
     Raises:
         HeadsFileError: files are missing or broken, or tensors are missing, unexpected or of another shape.
         TargetMismatch: the target is another one.
+        HubError: see :func:`heads.hub.locate`.
+        OSError: the target that they name is not there.
     """
-    from heads.hub import fetch
-
-    folder = fetch(path_or_repo, revision=revision, token=token)
-    if (folder / ADAPTER).is_file():
-        adapted = merge(load_adapter(folder, target, allow_mismatch=allow_mismatch))
+    access = Access(revision, cache_dir, local_files_only, token)
+    place = locate(path_or_repo, access, subfolder=subfolder)
+    if (place.folder / ADAPTER).is_file():
+        adapted = merge(load_adapter(place.folder, target, allow_mismatch=allow_mismatch))
         return adapted.to(dtype or adapted.target.dtype)
-    config = read_config(folder)
+    config = read_config(place.folder)
     if target is None:
-        target = recorded(config.target, dtype)
+        target = _load_target(config, place, access, dtype)
     elif not isinstance(target, Target):
         target = Target(target)
     target.check(config.target, allow_mismatch=allow_mismatch)
     target.self_check()
+    return read_weights(config, place.folder, target, dtype)
+
+
+def read_weights(config: HeadsConfig, folder: Path, target: Target, dtype: torch.dtype | None = None) -> DraftHeads:
+    """Heads of a config on a target that was checked, with the folder's weights.
+
+    Both may come from anybody, so what the config asks for is held against the file before any memory is taken.
+    """
+    expected = build(config, target, check=False, device="meta").state_dict()
+    tensors = read_tensors(folder / WEIGHTS, expected)
     heads = build(config, target, check=False).to(device=target.device, dtype=dtype or target.dtype)
-    tensors = read_tensors(folder / WEIGHTS, heads.state_dict())
     for parameter in heads.parameters():
         parameter.data.fill_(float("nan"))
     heads.load_state_dict(tensors, strict=True)
@@ -130,11 +154,54 @@ def load(
     return heads.eval()
 
 
+def _load_target(config: HeadsConfig, place: Place, access: Access, dtype: torch.dtype | None) -> Target:
+    """The bundle's own target, or the one that the config names."""
+    if place.bundle is not None:
+        there = str(fetch_target(place, access))
+        return Target.load(config.target.name, source=there, dtype=dtype or torch.bfloat16)
+    try:
+        return recorded(config.target, dtype, **access.of_target())
+    except OSError as problem:
+        told = f"the target {config.target.name} of these heads cannot be loaded: {problem}"
+        raise (HubError if isinstance(problem, HubError) else OSError)(
+            f"{told}. If it is elsewhere now, name it: target=, or --target on the command line"
+        ) from None
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a folder's heads.safetensors, by which a report says which heads it is of.
+
+    Raises:
+        HeadsFileError: there is none.
+    """
+    if not (folder / WEIGHTS).is_file():
+        raise HeadsFileError(f"{folder / WEIGHTS} is missing")
+    with (folder / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def count_parameters(path: Path) -> int:
+    """Numbers trained: the floating-point tensors of a file, without the map of the draft vocabulary.
+
+    Raises:
+        HeadsFileError: the file is missing or not whole.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (the file is no mapping)
+            return sum(
+                math.prod(part.get_shape()) for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")
+            )
+    except (SafetensorError, FileNotFoundError) as problem:
+        raise HeadsFileError(f"{path} is not a whole safetensors file ({problem}): save the heads again") from None
+
+
 def read_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a safetensors file, if they are exactly the expected ones.
 
     Raises:
-        HeadsFileError: the file is missing, cut short or no safetensors, or names or shapes differ (all are listed).
+        HeadsFileError: the file is missing, cut short or no safetensors, or names, shapes or dtypes differ (all are
+            listed).
     """
     if not path.is_file():
         raise HeadsFileError(f"{path} is missing")
@@ -145,9 +212,22 @@ def read_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
             problems = _problems(shapes, expected)
             if problems:
                 raise HeadsFileError(f"{path} does not hold the weights its config describes: {'; '.join(problems)}")
-            return {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, struct.error) as error:
         raise HeadsFileError(f"{path} is not a whole safetensors file ({error}): copy or save it again") from None
+    _check_dtypes(path, tensors, expected)
+    return tensors
+
+
+def _check_dtypes(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Floats where floats are meant, and whole numbers for ids: loading would cast anything to anything."""
+    wrong = [
+        f"{name} as {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in tensors.items()
+        if (tensor.dtype not in FLOATS if expected[name].is_floating_point() else tensor.dtype != expected[name].dtype)
+    ]
+    if wrong:
+        raise HeadsFileError(f"{path} stores {', '.join(sorted(wrong))}: floats are expected, and int64 for ids")
 
 
 def _problems(shapes: dict[str, tuple[int, ...]], expected: dict[str, Tensor]) -> list[str]:
@@ -163,4 +243,16 @@ def _problems(shapes: dict[str, tuple[int, ...]], expected: dict[str, Tensor]) -
     return problems
 
 
-__all__ = ["CONFIG", "WEIGHTS", "ConfigError", "HeadsFileError", "load", "read_config", "read_tensors", "save"]
+__all__ = [
+    "CONFIG",
+    "WEIGHTS",
+    "ConfigError",
+    "HeadsFileError",
+    "count_parameters",
+    "load",
+    "read_config",
+    "read_tensors",
+    "read_weights",
+    "save",
+    "weights_digest",
+]

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from heads import compat, embedded, masks
+from heads import compat, loading, masks
 from heads.identify import identify
 from heads.identity import TargetIdentity, TargetMismatch, hash_all, is_plain
-from heads.loading import load_model
 
 if TYPE_CHECKING:
     from heads.partial import Partial
@@ -53,6 +52,9 @@ class Target:
         ValueError: the model has no input embedding, output matrix or layer list that can be found.
     """
 
+    kind: ClassVar[Any] = AutoModelForCausalLM  # of transformers' classes that load models
+    _read_tokenizer: Callable[[], Any] | None = None  # from where the target was loaded
+
     def __init__(
         self, model: PreTrainedModel, *, name: str | None = None, adapter: tuple[str, str | None] | None = None
     ) -> None:
@@ -61,8 +63,7 @@ class Target:
                 f"{type(model).__name__} is an encoder-decoder, for which heads are not supported: infer.generate "
                 "decodes it with a smaller encoder-decoder as the draft"
             )
-        mixing = compat.mixes_rows(model)
-        if mixing is not None:
+        if (mixing := compat.mixes_rows(model)) is not None:
             raise ValueError(
                 f"{mixing} of {type(model).__name__} is quantized with activations scaled over the whole pass, so what "
                 "a row gives depends on the rows beside it and no draft can be verified: quantize weights only"
@@ -78,12 +79,9 @@ class Target:
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.output.out_features  # may be padded beyond the tokenizer's
         self.layers = self._layer_list()
-        kinds = getattr(self.config, "layer_types", None)
-        window = getattr(self.config, "sliding_window", None)
-        self.sliding_window: int | None = window
-        self.layer_types: tuple[str, ...] = tuple(
-            kinds or ["sliding_attention" if window else "full_attention"] * self.num_layers
-        )
+        self.sliding_window: int | None = getattr(self.config, "sliding_window", None)
+        usual = "sliding_attention" if self.sliding_window else "full_attention"
+        self.layer_types = tuple(getattr(self.config, "layer_types", None) or [usual] * self.num_layers)
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         self.rotary_border = compat.rotary_border(self.config)  # no text may grow across it
         self._tokenizer: Any = None
@@ -96,12 +94,17 @@ class Target:
         *,
         dtype: torch.dtype | Literal["auto"] = torch.bfloat16,
         device: torch.device | str = "cpu",
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-    ) -> Target:
-        """Load a target by name, folder or Hub id, whole; see :func:`heads.loading.load_model`."""
-        model = load_model(str(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(model.to(device), name=str(name))
+        source: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a target by the embedded one's name, a folder, or a Hub id; dtype "auto" is the one it is stored in.
+
+        ``source`` is where it lies, if not under its name; ``options`` are those of :func:`heads.loading.load_model`.
+        """
+        place = source or str(name)
+        target = cls(loading.load_model(cls.kind, place, dtype=dtype, **options).to(device), name=str(name))
+        target._read_tokenizer = partial(loading.load_tokenizer, place, **options)
+        return target
 
     def _need(self, method: str, what: str) -> Any:
         found = getattr(self.model, method)()
@@ -136,7 +139,7 @@ class Target:
     def tokenizer(self) -> Any:
         """The tokenizer that belongs to the target's name."""
         if self._tokenizer is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(embedded.resolve(self.name))
+            self._tokenizer = self._read_tokenizer() if self._read_tokenizer else loading.load_tokenizer(self.name)
         return self._tokenizer
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -155,15 +158,13 @@ class Target:
         if type(self.output) is not nn.Linear or not is_plain(self.output.weight):
             return self.project(hidden)[..., ids]
         bias = getattr(self.output, "bias", None)
-        return self.transform(
-            nn.functional.linear(hidden, self.output.weight[ids], None if bias is None else bias[ids])
-        )
+        rows = self.output.weight[ids], None if bias is None else bias[ids]
+        return self.transform(nn.functional.linear(hidden, *rows))
 
     def transform(self, logits: Tensor) -> Tensor:
         """The target's soft-cap or scale on raw products of its output matrix."""
         for field, function in LOGIT_TRANSFORMS.items():
-            value = getattr(self.config, field, None)
-            if value is not None:
+            if (value := getattr(self.config, field, None)) is not None:
                 logits = function(logits, value)
         return logits
 
@@ -185,11 +186,11 @@ class Target:
         Args:
             ids: (B, q) token ids.
             cache: a transformers cache that holds what came before, or None.
-            mask: None, a 2-D padding mask (B, kv), or a 4-D bool mask (B, 1, q, kv) where True may be seen; kv
-                counts what the cache holds and the q new rows. Sliding windows are cut out of it here.
+            mask: None, a 2-D padding mask (B, kv), or a 4-D bool mask (B, 1, q, kv) where True may be seen; kv counts
+                what the cache holds and the q new rows. Sliding windows are cut out of it here.
             positions: (B, q) position ids; counted on from the cache by default.
-            taps: indices of hidden states as transformers counts them: 0 the embedding, i the output of the
-                i-th layer, ``num_layers`` the last one after the final norm.
+            taps: indices of hidden states as transformers counts them: 0 the embedding, i the i-th layer's output,
+                ``num_layers`` the last one after the final norm.
             hidden: also return the post-norm last hidden state.
             logits_to_keep: logits of the last rows only, or of the rows of a 1-D tensor; 0 for all.
             starts: for each text, the column of a 4-D mask where its new rows begin; kv - q by default. Columns

@@ -21,6 +21,7 @@ from infer.costs import measure_costs
 from infer.drafters import Drafter, NoDrafter
 from infer.evaluate import TREE_WIDTH, Question, Settings, measure_acceptance
 from infer.lookahead import PLAIN, Acceptance, Candidate, CostTable, candidates
+from infer.machine import machine
 from infer.metrics import loop_free, pooled
 from infer.progress import progress
 from infer.rounding import FLOAT32_GAP, first_difference, logit_noise
@@ -132,6 +133,7 @@ def _report(
             "decoding": "greedy",
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": str(target.device),
+            "machine": machine(target.device),
             "threads": torch.get_num_threads(),
             "order": "interleaved by prompt, rotating",
         },

@@ -24,6 +24,7 @@ from infer.options import (
     prompts_of,
     share,
     temperature,
+    weights_of,
 )
 
 Report = tuple[dict[str, Any], str]
@@ -38,7 +39,9 @@ THEIRS: dict[str, tuple[str, ...]] = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of ``bench``."""
     parser.add_argument("heads", nargs="?", help="folder or Hub id of heads; the target they name is loaded")
-    parser.add_argument("--target", metavar="NAME", help="instead of heads, where no draft needs them")
+    parser.add_argument(
+        "--target", metavar="NAME", help="where no draft needs heads, or the heads' target is no longer under its name"
+    )
     dtype_option(parser)
     prompt_options(parser, 12)
     parser.add_argument(
@@ -147,19 +150,19 @@ def run(args: argparse.Namespace) -> Report:
         max_new_tokens=args.max_new_tokens,
         budget=budget_of(args.draft, "auto", drafter.lookahead),
     )
+    about["heads_sha256"] = weights_of(args.heads)
     return {"ok": report["equality"]["explained"]} | about | report, bench.table(report)
 
 
 def _load(args: argparse.Namespace) -> tuple[Target, DraftHeads | None]:
     dtype = getattr(torch, args.dtype)
+    target = None if args.target is None else Target.load(args.target, dtype=dtype)
     if args.heads is not None:
-        if args.target is not None:
-            raise ValueError("HEADS name their target: leave --target out")
-        heads = DraftHeads.from_pretrained(args.heads, dtype=dtype)
+        heads = DraftHeads.from_pretrained(args.heads, target, dtype=dtype)
         return heads.target, heads
-    if args.target is None:
+    if target is None:
         raise ValueError("without HEADS, name what decodes with --target")
-    return Target.load(args.target, dtype=dtype), None
+    return target, None
 
 
 def _only(args: argparse.Namespace, heads: DraftHeads | None, target: Target) -> Drafter:

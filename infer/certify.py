@@ -9,11 +9,13 @@ Three questions, each asked of the real loop:
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from infer.law import (
     residual_from_target,
     sample_rounds,
 )
+from infer.machine import machine
 from infer.progress import progress
 from infer.rounding import FLOAT32_GAP, first_difference, logit_noise
 from infer.verify import Rule
@@ -109,7 +112,7 @@ def certify(load: Load, questions: Sequence[Question], law_prompts: Sequence[Ten
         greedy[str(dtype).removeprefix("torch.")] = greedy_identity(target, drafter, questions, plan)
         if not sampled:  # the first dtype, the most exact: in half precision p itself would depend on the pass
             sampled = sampled_law(target, drafter, law_prompts, plan)
-            name, weights = target.name, target.weights_hash()
+            name, weights, device = target.name, target.weights_hash(), target.device
         del target, drafter
     return {
         "passed": all(block["passed"] for block in greedy.values()) and sampled["passed"],
@@ -118,22 +121,36 @@ def certify(load: Load, questions: Sequence[Question], law_prompts: Sequence[Ten
         "sampled": sampled,
         "settings": {
             "prompts": [question.id for question in questions],
+            "prompts_sha256": _hash([question.ids for question in questions]),
+            "law_prompts_sha256": _hash(law_prompts),
+            "drafts": {name: asdict(budget) for name, budget in plan.budgets.items()},
             "max_new_tokens": plan.max_new_tokens,
             "sampling": asdict(plan.sampling),
         },
-        "versions": versions(),
+        "versions": versions(device),
         "seconds": time.perf_counter() - started,
     }
 
 
-def versions() -> dict[str, str]:
+def versions(device: torch.device | str = "cpu") -> dict[str, str]:
     """What the certificate holds for."""
-    return {
+    try:
+        own = {"headstart": version("headstart")}
+    except PackageNotFoundError:  # run from a checkout
+        own = {}
+    return own | {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": f"{platform.machine()} {platform.system()}",
+        "system": f"{platform.machine()} {platform.system()}",
+        "machine": machine(device),
     }
+
+
+def _hash(prompts: Sequence[Tensor]) -> str:
+    """SHA-256 of token ids, a prompt a line."""
+    lines = "\n".join(" ".join(map(str, ids.flatten().tolist())) for ids in prompts)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def reference(target: Target, question: Question, max_new_tokens: int) -> list[int]:
@@ -167,8 +184,10 @@ def greedy_identity(target: Target, drafter: Drafter, questions: Sequence[Questi
     widest = max(budget.rows for budget in plan.budgets.values())
     bound = logit_noise(target, texts[: plan.noise_texts], widest) if half else FLOAT32_GAP
     rare = half or len(found) <= 1 + positions // FLIPS_ALLOWED
+    for row, gap in zip(found, gaps, strict=True):
+        row["near_tie"] = gap < bound or gap == 0
     return {
-        "passed": rare and all(gap < bound or gap == 0 for gap in gaps),
+        "passed": rare and all(row["near_tie"] for row in found),
         "identical": not found,
         "texts": len(questions) * len(plan.budgets),
         "positions": positions,
@@ -233,6 +252,7 @@ def table(certificate: Mapping[str, Any]) -> str:
         )
         for row in block["differences"]:
             gap = "the text ends" if row["gap"] is None else f"gap {row['gap']:.2g}"
+            gap += ", a near-tie" if row["near_tie"] else ", NOT A NEAR-TIE"
             lines.append(
                 f"    prompt {row['prompt']}, {row['draft']}: token {row['position']} is {row['ours']}, "
                 f"model.generate has {row['theirs']}; {gap}"

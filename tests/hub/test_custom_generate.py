@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from heads.custom_generate.generate import generate
-from heads.hub import custom_code
+from heads.push import custom_code
 from tests.hub.server import TOKEN, Hub
 from tests.tiny import tiny_model
 
@@ -91,7 +91,7 @@ def test_transformers_finds_no_import_to_refuse(tmp_path: Path) -> None:
 
     file = tmp_path / "generate.py"
     file.write_text(custom_code("org/name", "0" * 40))
-    assert set(get_imports(file)) == {"typing", "transformers"}
+    assert set(get_imports(file)) == {"os", "typing", "transformers"}
 
 
 def test_unpushed_template_needs_heads() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -14,46 +13,15 @@ import torch
 
 import heads
 from heads import hub as heads_hub
+from heads import push as heads_push
 from heads.base import DraftHeads
 from heads.hub import HubError
 from heads.target import Target
 from tests.hub.server import TOKEN, Hub
-from tests.tiny import tiny_model
 
 REPO = "org/tiny-heads"
 FILES = {"config.json", "heads.safetensors", "README.md", "custom_generate/generate.py"}
-REPORT = {"tokens_per_round": 1.74, "accepted_per_position": [0.42, 0.19], "data": "650 conversations", "seconds": 3}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A running Hub that the client takes for the only one, with an empty cache and nobody logged in."""
-    with Hub() as running:
-        for name, value in {
-            "ENDPOINT": running.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": running.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_TOKEN_PATH": str(tmp_path / "no-token"),
-        }.items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its own retries
-        yield running
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama"), name="org/tiny-target")
-
-
-@pytest.fixture(scope="module")
-def trained(target: Target) -> DraftHeads:
-    built = heads.build(heads.make_config("medusa", target, lookahead=2), target)
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.normal_()
-    return built
+REPORT = {"tokens_per_round": 1.74, "accepted_per_position": [0.42, 0.19], "data": "650 conversations"}
 
 
 def test_round_trip_is_bit_equal(hub: Hub, target: Target, trained: DraftHeads) -> None:
@@ -85,7 +53,7 @@ def test_only_the_named_files_leave_a_run_folder(hub: Hub, trained: DraftHeads, 
     (run / ".git" / "config").write_text("[core]")
     (run / "optimizer.pt").write_bytes(b"state")
     (run / "README.md").write_text("a card of the run's own, not the one that is written from the report")
-    heads_hub.push_folder(run, REPO, token=TOKEN)
+    heads_push.push_folder(run, REPO, token=TOKEN)
     assert set(hub.files(REPO)) == FILES
     assert b"own, not the one" not in hub.files(REPO)["README.md"]
 
@@ -120,7 +88,7 @@ def test_retry_after_the_card_failed_keeps_the_weights_commit(
         raise OSError("killed between the two commits")
 
     with monkeypatch.context() as broken, pytest.raises(OSError, match="killed"):
-        broken.setattr(heads_hub, "custom_code", fails)
+        broken.setattr(heads_push, "custom_code", fails)
         trained.push_to_hub(REPO, token=TOKEN)
     assert len(hub.commits(REPO)) == 1
     trained.push_to_hub(REPO, token=TOKEN)
@@ -245,7 +213,7 @@ def test_truncated_weights_are_not_pushed(hub: Hub, trained: DraftHeads, tmp_pat
     weights = tmp_path / "heads" / "heads.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ValueError, match="not a whole safetensors file"):
-        heads_hub.push_folder(tmp_path / "heads", REPO, token=TOKEN)
+        heads_push.push_folder(tmp_path / "heads", REPO, token=TOKEN)
     assert hub.requests == []
 
 

@@ -98,7 +98,27 @@ def test_vllms_medusa_may_hold_all_rows_and_a_map(tmp_path: Path) -> None:
     rewrite(tmp_path / "out", lambda tensors: tensors.update({"token_map": ids}))
     back = read(tmp_path / "out")
     assert back.target_ids.tolist() == [3, 17, 40]
-    assert relative(logits_of(back), logits_of(made)[..., back.target_ids]) < 1e-12
+    assert relative(logits_of(back), logits_of(made)[..., back.target_ids]) < 1e-12  # products of other shapes round
+
+
+def test_one_matrix_may_serve_all_heads(tmp_path: Path) -> None:
+    """The target's own rows are shared again; a trained one becomes each head's."""
+    made = medusa(tmp_path / "out", "vllm", draft_vocab=20)
+
+    def share(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("lm_heads.") and "0" not in name]:
+            del tensors[name]
+
+    rewrite(tmp_path / "out", share)
+    refused(tmp_path / "out", r"missing lm_heads\.1\.weight, lm_heads\.2\.weight")
+    reconfigure(tmp_path / "out", original_lm_head=True)
+    back = read(tmp_path / "out")
+    assert back.config == made.config and torch.equal(logits_of(back), logits_of(made))
+    rewrite(tmp_path / "out", lambda tensors: tensors["lm_heads.0.weight"][5].add_(1))
+    back = read(tmp_path / "out")
+    assert back.config.options["own_output"] is True
+    outputs = [value for name, value in back.state_dict().items() if name.startswith("outputs.")]
+    assert len(outputs) == 3 and all(torch.equal(value, outputs[0]) for value in outputs)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""What lies where in a folder or repository of heads: the names of its files, and which of a target's belong beside.
+
+Heads alone::                         A bundle, target and heads in one::
+
+    config.json                           config.json, model.safetensors, tokenizer.json …   the target's own
+    heads.safetensors                     heads/config.json
+    README.md, plots/*.png                heads/heads.safetensors
+    certificate.json                      README.md, plots/*.png, certificate.json
+    custom_generate/generate.py           custom_generate/generate.py
+
+A bundle's root is what transformers and serving engines load as the target, and they do not look into ``heads/``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+CONFIG, WEIGHTS = "config.json", "heads.safetensors"
+CARD, CODE, CERTIFICATE, PLOTS = "README.md", "custom_generate/generate.py", "certificate.json", "plots"
+HEADS = "heads"  # a bundle's folder of heads
+
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+INDEX = "model.safetensors.index.json"
+TARGET = (CONFIG, "generation_config.json", "model.safetensors", INDEX, *TOKENIZER)
+SHARDS = "model-*-of-*.safetensors"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_PLOT = re.compile(rf"{PLOTS}/[\w-]+\.png")
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder holds a target with heads in ``heads/``."""
+    return not (folder / WEIGHTS).is_file() and all(
+        (folder / name).is_file() for name in (CONFIG, f"{HEADS}/{CONFIG}", f"{HEADS}/{WEIGHTS}")
+    )
+
+
+def target_files(folder: Path) -> list[str]:
+    """Files of a bundle's target: weights (with shards those that the index names), configuration, tokenizer.
+
+    Raises:
+        ValueError: there are no whole weights, as safetensors, or the index names what is none of its folder's.
+    """
+    shards: list[str] = []
+    if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
+        placed = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map")
+        shards = sorted({str(name) for name in placed.values()}) if isinstance(placed, dict) else []
+        outside = [name for name in shards if not _SHARD.fullmatch(name)]
+        if outside or not shards:
+            raise ValueError(f"{folder / INDEX} names what is no safetensors file of its folder: {str(outside)[:200]}")
+    found = [name for name in TARGET if (folder / name).is_file() and (shards or name != INDEX)]
+    missing = [name for name in shards or ["model.safetensors"] if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{folder} has no {', '.join(missing)}: its target is not whole (weights must be safetensors)")
+    return [*found, *shards]
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of a repository is of the kind that a push writes, so that a later push may take it away."""
+    return (
+        name in (WEIGHTS, CARD, CODE, CERTIFICATE, f"{HEADS}/{CONFIG}", f"{HEADS}/{WEIGHTS}", *TARGET)
+        or _SHARD.fullmatch(name) is not None
+        or _PLOT.fullmatch(name) is not None
+    )
