@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,14 @@ SHORT = ("--train.max_steps", 30, "--train.lr", "1e-2", "--eval.prompts", 2)
 @pytest.fixture
 def adapter(world: Path) -> Path:
     """An adapter whose B is random, not zero."""
-    torch.manual_seed(3)
+    return save_adapter(world / "adapter", seed=3)
+
+
+def save_adapter(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
     config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False, lora_dropout=0.5)
-    get_peft_model(tiny_model("llama", dtype=torch.float32, vocab=VOCAB), config).save_pretrained(
-        str(world / "adapter")
-    )
-    return world / "adapter"
+    get_peft_model(tiny_model("llama", dtype=torch.float32, vocab=VOCAB), config).save_pretrained(str(folder))
+    return folder
 
 
 def decoded(folder: Path, target: Target | None = None) -> list[int]:
@@ -76,3 +79,20 @@ def test_heads_of_a_quantized_target(scheme: str, world: Path, launch: Launch) -
     decoded(folder)
     with pytest.raises(TargetMismatch, match=f"quantizer '{scheme}/float32' there, None here"):
         DraftHeads.from_pretrained(folder, Target.load(str(world / "target"), dtype=torch.float32))
+
+
+def test_heads_of_an_adapter_on_a_quantized_target(world: Path, launch: Launch, adapter: Path) -> None:
+    """Trained on both together, found again by the record; another adapter that took its place is not the target."""
+    report = launch("--target.adapter", adapter, "--target.quantization", "int8", *SHORT[2:], "--train.max_steps", 3)
+    recorded = report["heads"]["target"]
+    assert recorded["quantizer"] == "int8/float32" and recorded["adapter_name"] == str(adapter)
+    stored = json.loads((world / "run" / "heads" / "config.json").read_text())["target"]
+    assert stored == recorded and len(stored["adapter"]) == 64
+    folder = world / "run" / "heads"
+    decoded(folder)
+    quantized = derived.load(str(world / "target"), dtype=torch.float32, quantization="int8")
+    with pytest.raises(TargetMismatch, match=r"adapter '\w{12}' \(.*adapter\) there, None here"):
+        DraftHeads.from_pretrained(folder, quantized)
+    save_adapter(adapter, seed=4)
+    with pytest.raises(TargetMismatch, match=r"adapter '\w{12}' \(.*adapter\) there, '\w{12}' \(.*adapter\) here"):
+        DraftHeads.from_pretrained(folder, dtype=torch.float32)
