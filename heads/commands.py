@@ -90,7 +90,8 @@ def _export(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _configure_import(parser: argparse.ArgumentParser) -> None:
     from heads.formats import ENGINES
 
-    parser.add_argument("checkpoint", type=Path, help="its folder, or its weights' file (.pt and .bin only so)")
+    parser.add_argument("checkpoint", help="its folder or Hub id, or its weights' file (.pt and .bin only so)")
+    parser.add_argument("--revision", metavar="NAME", help="of a Hub id: a branch, tag or commit")
     parser.add_argument("--target", required=True, metavar="NAME", help="the model it was made for: a folder or Hub id")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="a new folder for the heads")
     parser.add_argument("--engine", choices=ENGINES, help="for which it was made, where its config names layers")
@@ -99,10 +100,13 @@ def _configure_import(parser: argparse.ArgumentParser) -> None:
 
 def _import(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from heads.formats import import_heads
+    from heads.formats.anywhere import fetch_checkpoint
+    from heads.hub import Access
     from heads.target import Target
 
+    path = fetch_checkpoint(args.checkpoint, Access(args.revision))
     target = Target.load(args.target, dtype="auto")
-    done = import_heads(args.checkpoint, target, args.out, engine=args.engine, lookahead=args.lookahead)
+    done = import_heads(path, target, args.out, engine=args.engine, lookahead=args.lookahead)
     heads = done.heads
     report = {
         "format": done.format,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, errors
+from huggingface_hub import HfApi, errors, get_token
 
 from heads.layout import CONFIG, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle
 
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]+|(?<=Bearer )[^\s'\"\\]+")  # in a message, whoever wrote it
 
 
 class HubError(OSError):
@@ -46,6 +47,10 @@ class Access:
 
 
 ANYHOW = Access()
+_NOT_CACHED = (
+    "{} is not in the cache and the Hub may not be asked (HF_HUB_OFFLINE, or local_files_only): fetch it once with a "
+    "connection"
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,18 @@ def download(repo_id: str, patterns: list[str], access: Access = ANYHOW) -> Path
     return Path(found)
 
 
+def list_files(repo_id: str, access: Access = ANYHOW) -> list[str]:
+    """Names of a repository's files.
+
+    Raises:
+        HubError: see :func:`locate`.
+    """
+    if access.local_files_only:
+        raise HubError(_NOT_CACHED.format(repo_id))
+    with one_message(repo_id, access.token, access.revision):
+        return HfApi(token=access.token, library_name="headstart").list_repo_files(repo_id, revision=access.revision)
+
+
 @contextmanager
 def one_message(repo_id: str, token: str | None = None, revision: str | None = None) -> Iterator[None]:
     """Turn what the Hub's client raises, also under another library's error, into one message that says what to do.
@@ -173,25 +190,31 @@ def _explain(problem: BaseException, repo_id: str, revision: str | None, token: 
         isinstance(problem, errors.LocalEntryNotFoundError) and _asked_for_the_cache_alone(problem)
     )
     if offline:
-        return (
-            f"{repo_id} is not in the cache and the Hub may not be asked (HF_HUB_OFFLINE, or local_files_only): fetch "
-            "it once with a connection"
-        )
+        return _NOT_CACHED.format(repo_id)
     if isinstance(problem, errors.RevisionNotFoundError):
         return f"{repo_id} on the Hub has no revision {revision!r}"
     if isinstance(problem, errors.GatedRepoError):
         return f"{repo_id} is gated: ask for access on its page, and log in with `hf auth login`"
-    if isinstance(problem, errors.LocalTokenNotFoundError):
+    unknown = status == 401 and not isinstance(problem, errors.RepositoryNotFoundError)
+    if isinstance(problem, errors.LocalTokenNotFoundError) or (unknown and token is None and get_token() is None):
         return "not logged in to the Hub: run `hf auth login`, or pass token="
-    if status == 401 and not isinstance(problem, errors.RepositoryNotFoundError):
+    if unknown:
         return "the Hub does not know this token: log in with `hf auth login`, or pass another token="
     if status == 403:
-        return f"this token may not write to {repo_id}: use one with write access to it"
+        what = "read" if _method(problem) in ("GET", "HEAD") else "write to"
+        return f"this token may not {what} {repo_id}: use one with {what.partition(' ')[0]} access to it"
     if isinstance(problem, errors.RepositoryNotFoundError):
         return f"there is no repository {repo_id} on the Hub, or it is private and this token may not see it"
+    if token is not None and not token.isprintable():  # the client does not send it, and would show it
+        return "this token cannot be sent: it holds a line end or what is no text; pass token= without"
     if status is None:
         return f"cannot reach the Hub for {repo_id}: {_clean(problem, token)}"
     return f"the Hub answered {status} for {repo_id}: {_clean(problem, token)}"
+
+
+def _method(problem: BaseException) -> str | None:
+    """Of the HTTP request that was refused."""
+    return getattr(getattr(getattr(problem, "response", None), "request", None), "method", None)
 
 
 def _asked_for_the_cache_alone(problem: BaseException) -> bool:
@@ -201,5 +224,6 @@ def _asked_for_the_cache_alone(problem: BaseException) -> bool:
 
 
 def _clean(problem: BaseException, token: str | None) -> str:
-    text = " ".join(str(problem).split())[:300]
-    return text.replace(token, "<token>") if token else text
+    """Its first words, without the token that was given, or any that the client found by itself."""
+    text = TOKEN.sub("<token>", " ".join(str(problem).split()))
+    return (text.replace(token.strip(), "<token>") if token and token.strip() else text)[:300]

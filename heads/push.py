@@ -93,6 +93,8 @@ def push_folder(
         HubError: the Hub refused or could not be reached.
         HeadsFileError: the folder does not hold whole heads.
     """
+    if not REPO_ID.fullmatch(repo_id):
+        raise ValueError(f"{repo_id} is no Hub id: it must be ORG/NAME")
     place = locate(folder)
     config = _named(read_config(place.folder), place, target_name, repo_id)
     parameters = count_parameters(place.folder / WEIGHTS)

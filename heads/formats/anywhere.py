@@ -14,9 +14,9 @@ from heads.base import DraftHeads
 from heads.derived import recorded
 from heads.formats import read_heads, recorded_target
 from heads.formats.checkpoint import read_header
-from heads.formats.folder import WEIGHTS, open_checkpoint
+from heads.formats.folder import CONFIGS, WEIGHTS, no_weights, open_checkpoint
 from heads.formats.format import FormatError
-from heads.hub import ANYHOW, Access, Place, download, fetch_target, locate
+from heads.hub import ANYHOW, Access, Place, download, fetch_target, list_files, locate
 from heads.layout import CONFIG, HEADS, SHARDS
 from heads.layout import WEIGHTS as OWN
 from heads.store import load, read_config, read_weights
@@ -52,6 +52,27 @@ class Source:
         return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest()
 
 
+def fetch_checkpoint(path_or_repo: str | Path, access: Access = ANYHOW, *, ours: bool = False) -> Path:
+    """A checkpoint's folder or file; of a Hub repository its configuration and safetensors are downloaded.
+
+    Args:
+        ours: heads of this project will do as well, alone or in a bundle.
+
+    Raises:
+        HubError, FileNotFoundError: there is no such repository, or it cannot be had.
+        FormatError: it has no weights that could be read; what it holds is said.
+    """
+    name = str(path_or_repo)
+    if Path(name).exists():
+        return Path(name)
+    own = [f"{inside}{file}" for inside in ("", f"{HEADS}/") for file in (OWN, CONFIG)] if ours else []
+    folder = download(name, [*own, CONFIG, *CONFIGS.values(), *WEIGHTS, SHARDS], access)
+    if any((folder / file).is_file() for file in (*WEIGHTS, *own[::2])):
+        return folder
+    how = f"fetch it (`hf download {name} --local-dir FOLDER`) and name that file"
+    raise no_weights(f"{name} on the Hub", list_files(name, access), how)
+
+
 def find(path_or_repo: str | Path, *, engine: str | None = None, access: Access = ANYHOW) -> Source:
     """Find heads of any form; of a Hub repository only configuration and safetensors are downloaded.
 
@@ -61,12 +82,9 @@ def find(path_or_repo: str | Path, *, engine: str | None = None, access: Access 
     Raises:
         HubError, FileNotFoundError, FormatError: there are none.
     """
-    name, path, commit = str(path_or_repo), Path(path_or_repo), None
-    folder = path if path.is_dir() else path.parent if path.exists() else None
-    if folder is None:
-        own = [f"{inside}{file}" for inside in ("", f"{HEADS}/") for file in (CONFIG, OWN)]
-        path = download(name, [*own, *WEIGHTS, SHARDS], access)
-        commit = path.name
+    name, path = str(path_or_repo), fetch_checkpoint(path_or_repo, access, ours=True)
+    folder = None if not Path(name).exists() else path if path.is_dir() else path.parent
+    commit = path.name if folder is None else None
     if (path / OWN).is_file() or (path / HEADS / OWN).is_file():
         found = locate(path_or_repo, access)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,16 +56,19 @@ def _weights(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    if (folder / "heads.safetensors").is_file():
-        raise FormatError(f"{folder} holds heads of this project: there is nothing to import, use the folder itself")
-    files = [item.name for item in folder.iterdir()]
-    pickles = [name for name in files if Path(name).suffix in PICKLES]
-    if pickles:
-        raise FormatError(
-            f"{folder} has its weights only as a pickle ({listed(pickles)}): name that file itself to have it read "
-            "(as tensors alone, running nothing)"
+    raise no_weights(str(folder), [item.name for item in folder.iterdir()], "name that file itself")
+
+
+def no_weights(where: str, files: Sequence[str], how: str) -> FormatError:
+    """What is said of a place whose files are none of ``WEIGHTS``; ``how`` to have a pickle read."""
+    if "heads.safetensors" in files:
+        return FormatError(f"{where} holds heads of this project: there is nothing to import, use them as they are")
+    if pickles := [name for name in files if Path(name).suffix in PICKLES]:
+        return FormatError(
+            f"{where} has its weights only as a pickle ({listed(pickles)}): {how} to have it read (as tensors alone, "
+            "running nothing)"
         )
-    raise FormatError(f"{folder} has none of {', '.join(WEIGHTS)} (it holds {listed(files) or 'nothing'})")
+    return FormatError(f"{where} has none of {', '.join(WEIGHTS)} (it holds {listed(files) or 'nothing'})")
 
 
 @contextmanager

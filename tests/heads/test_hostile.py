@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import stat
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from heads.base import DraftHeads
 from heads.config import ConfigError
 from heads.layout import target_files
-from heads.store import CONFIG, CONFIG_BYTES, WEIGHTS, HeadsFileError
+from heads.store import CONFIG, CONFIG_BYTES, WEIGHTS, HeadsFileError, read_tensors
 from tests.heads.small import small_heads, small_target
 
 ODD: list[Any] = [
@@ -135,6 +136,30 @@ def test_a_header_that_lies_is_refused(shape: Any, offsets: Any, dtype: str, tmp
     (tmp_path / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
     with little_memory(), pytest.raises(HeadsFileError, match="not a whole safetensors file"):
         load(tmp_path)
+
+
+def test_flipped_and_cut_files_are_refused_or_hold_what_was_saved(tmp_path: Path) -> None:
+    """Hundreds of broken copies: one error each, or the very tensors; and no more memory than the file is long."""
+    made = small_heads("eagle", small_target(), draft_vocab=20)
+    made.save_pretrained(tmp_path)
+    whole, expected = (tmp_path / WEIGHTS).read_bytes(), made.state_dict()
+    header, rng = 8 + int.from_bytes(whole[:8], "little"), random.Random(0)
+    outcomes = {True: 0, False: 0}
+    with little_memory():
+        for _ in range(500):
+            broken = bytearray(whole)
+            for _ in range(rng.randint(1, 3)):
+                broken[rng.randrange(header)] = rng.choice(b'0123456789{}[],:"FBI\x00\xff ')
+            (tmp_path / WEIGHTS).write_bytes(broken if rng.random() < 0.8 else broken[: rng.randrange(len(broken))])
+            try:
+                found = read_tensors(tmp_path / WEIGHTS, expected)
+            except HeadsFileError as problem:
+                outcomes[False] += 1
+                assert len(str(problem)) < 3000
+            else:
+                outcomes[True] += 1
+                assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert outcomes[False] > 300 and outcomes[True] > 0
 
 
 def test_a_pickle_under_our_name_is_not_opened(tmp_path: Path) -> None:
