@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 import yaml
 
 from heads.card import card
+from heads.card_use import SERVED
 from heads.config import HeadsConfig
 from heads.embedded import NAME
 from heads.identity import TargetIdentity
 from heads.reports import gather
+from headstart import verbs
 from tests.hub.reports import bench, certificate, evaluation, training
+from tests.written import blocks, commands
 
 CONFIG = HeadsConfig(
     kind="eagle",
@@ -201,3 +205,22 @@ def test_a_bundles_code_names_one_repository() -> None:
 def test_a_table_cannot_be_broken_by_what_it_holds() -> None:
     text = made({"data": {"source": "a | b\nc"}})
     assert "| source | a \\| b c |" in text
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+@pytest.mark.parametrize("kind", [*SERVED, "hydra"])
+def test_its_commands_and_code_can_be_pasted(kind: str, bundle: bool) -> None:
+    """The command line takes each, the code compiles, and the engine is given JSON."""
+    for name in ("org/target", NAME):
+        target = replace(CONFIG.target, name=name, fields={"num_hidden_layers": 30})
+        config = replace(CONFIG, kind=kind, target=target, taps=(1, 9, 20))
+        text = card(config, "org/heads", parameters=1, bundle=bundle)
+        given = commands(text, "")
+        for words in given:
+            if words[0] == "headstart":
+                assert callable(verbs().parser.parse_args(words[1:]).run)
+            if words[0] == "vllm":
+                settings = json.loads(words[words.index("--speculative-config") + 1])
+                assert settings["num_speculative_tokens"] == CONFIG.lookahead
+        assert ("headstart" in {words[0] for words in given}) == (kind in SERVED)
+        assert [compile(code, "card", "exec") for code in blocks(text, "python")]

@@ -37,7 +37,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toys.write_jsonl(folder / "prompts.jsonl", rows)
     asked = evaluate.ask(read_prompts(folder / "prompts.jsonl"), target.tokenizer())
     texts = [target.model.generate(question.ids, max_new_tokens=24, do_sample=False) for question in asked]
-    for kind, settings in {"eagle": {"taps": (2, 4, 5)}, "medusa": {}}.items():
+    kinds: dict[str, dict[str, Any]] = {"eagle": {"taps": (2, 4, 5)}, "medusa": {}}
+    for kind, settings in kinds.items():
         made = heads_on(target, kind, **settings)
         learn(made, target, texts)
         made.save_pretrained(folder / kind)
