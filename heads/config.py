@@ -10,6 +10,8 @@ from typing import Any
 from heads.identity import TargetIdentity
 
 FORMAT_VERSION = 1
+TAPS_INDEX = "hidden_states"
+LATER = ("taps_index", "lora")  # keys that older records lack
 
 
 class ConfigError(ValueError):
@@ -48,6 +50,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "vocab_size": (_positive, "a positive integer"),
     "draft_vocab_size": (lambda value: value is None or _positive(value), "a positive integer or null"),
     "options": (lambda value: isinstance(value, dict), "an object"),
+    "taps_index": (lambda value: value == TAPS_INDEX, repr(TAPS_INDEX)),
     "lora": (lambda value: value is None or isinstance(value, dict), "an object or null"),
 }
 
@@ -66,6 +69,7 @@ class HeadsConfig:
         draft_vocab_size: tokens the heads can draft; None for all.
         options: the kind's own settings, complete.
         format_version: of this record and of the tensors' layout.
+        taps_index: what ``taps`` count, written down because others count layers, from 0 or from 1.
         lora: settings of the adapter that the weights still hold beside the matrices it is for (``heads/tuned.py``);
             None for ordinary heads, whose record does not name it.
     """
@@ -79,6 +83,7 @@ class HeadsConfig:
     draft_vocab_size: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    taps_index: str = TAPS_INDEX
     lora: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +102,7 @@ class HeadsConfig:
         """
         names = [item.name for item in fields(cls)]
         refuse_unknown(stored, names, where)
-        missing = [name for name in names if name not in stored and name != "lora"]
+        missing = [name for name in names if name not in stored and name not in LATER]
         if missing:
             raise ConfigError(f"{where} lacks {', '.join(missing)}: it was not written by save_pretrained")
         if stored["format_version"] != FORMAT_VERSION:
@@ -106,8 +111,8 @@ class HeadsConfig:
                 "update headstart"
             )
         for key, (fits, what) in _TYPES.items():
-            if not fits(stored.get(key)):
-                raise ConfigError(f"{where}: {key} must be {what}, not {stored.get(key)!r}")
+            if key in stored and not fits(stored[key]):
+                raise ConfigError(f"{where}: {key} must be {what}, not {stored[key]!r}")
         try:
             target = TargetIdentity.from_dict(stored["target"])
         except ValueError as error:

@@ -34,7 +34,17 @@ def test_unknown_keys_name_the_nearest_known_one() -> None:
     assert "did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", list(CONFIG.to_dict()))
+def test_it_says_what_taps_count() -> None:
+    """Others count layers, from 0 or from 1: here a tap is a place in transformers' ``hidden_states``."""
+    assert stored()["taps_index"] == "hidden_states"
+    older = stored()
+    del older["taps_index"]
+    assert HeadsConfig.from_dict(older) == CONFIG
+    with pytest.raises(ConfigError, match="here: taps_index must be 'hidden_states', not 'layers'"):
+        HeadsConfig.from_dict(stored(taps_index="layers"), "here")
+
+
+@pytest.mark.parametrize("key", [key for key in CONFIG.to_dict() if key != "taps_index"])
 def test_each_missing_key_is_named(key: str) -> None:
     short = stored()
     del short[key]

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from heads import build, make_config
+from heads.target import Target
 from infer.metrics import Round
+from tests.heads.small import batch_of
 from tests.train.world import conversations, tiny_target
 from train.config import EvalConfig
 from train.decode_eval import Decoded, _summed, decode_prompts, decoding_copy, disagreement
 from train.evaluation import evaluated, spread
-from train.figures import Figures
+from train.figures import Figures, Sums
+from train.losses import make_criterion
 from train.ranks import Ranks
 
 
@@ -77,6 +80,49 @@ def test_an_acceptance_that_decoding_does_not_show_is_warned_of() -> None:
     assert warning is not None and "promises 2.53 tokens per round, but decoding gives 1.02" in warning
     # oracle heads that training thinks random
     assert disagreement(figures(0.02, 0.0, 0.0), decoded(4.0, deviation=0.0)) is not None
+
+
+def test_what_training_says_is_what_decoding_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On texts of the target's own: heads that know nothing get 1 token a round, heads that know them by heart 4; and
+    were a tap read one place off while decoding, a warning would say so."""
+    target, tokens = tiny_target(), 1 + 3 * 4
+    prompts = [torch.tensor([1, 2, 3]), torch.tensor([9, 8])]
+    options = {"max_new_tokens": tokens, "do_sample": False}
+    texts = [target.model.generate(prompt[None], **options)[0] for prompt in prompts]
+    config = make_config("medusa", target, lookahead=3, options={"layers": 2, "own_output": True})
+    heads = build(config, target).double()
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=random, dtype=torch.float64) / 6)
+
+    def said() -> Figures:
+        """As held-out conversations are judged."""
+        sums = Sums()
+        for prompt, text in zip(prompts, texts, strict=True):
+            mask = torch.arange(len(text))[None] > len(prompt)
+            sums.add(heads.loss(batch_of(target, config.taps, text[None], mask), make_criterion({"soft_ce": 1.0})))
+        return sums.figures(Ranks())
+
+    def found() -> Decoded:
+        return decode_prompts(heads, prompts * 4, Ranks(), tokens=tokens)
+
+    assert said().tokens_per_round < 1.15 and found().tokens_per_round < 1.15
+    assert disagreement(said(), found()) is None
+    optimizer = torch.optim.Adam(heads.parameters(), lr=1e-2)
+    for _ in range(100):
+        for text in texts:
+            heads.loss(batch_of(target, config.taps, text[None]), make_criterion({"soft_ce": 1.0})).total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert said().acceptance == [1.0, 1.0, 1.0] and found().tokens_per_round == 4.0
+    promised = said()
+    assert disagreement(promised, found()) is None
+    right = Target.forward
+    monkeypatch.setattr(Target, "forward", lambda self, *given, taps=(), **more: right(
+        self, *given, taps=[tap - 1 for tap in taps], **more))  # fmt: skip
+    warning = disagreement(promised, found())
+    assert warning is not None and "promises 4.00 tokens per round" in warning
 
 
 def test_compared_over_the_depth_that_was_decoded() -> None:

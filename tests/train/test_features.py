@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,12 @@ def test_states_are_the_ones_the_target_reads() -> None:
     batch = OnlineFeatures(target, made, TAPS, torch.float64).batch([0])
     out = target.model(batch.ids, output_hidden_states=True)
     assert torch.equal(target.project(batch.hidden).argmax(-1), out.logits.argmax(-1))
+    seen: list[Any] = []  # what the last layer gives is not that state: the final norm is still to come
+    hook = target.layers[-1].register_forward_hook(lambda _, __, given: seen.append(given))
+    target.model(batch.ids)
+    hook.remove()
+    before = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+    assert (target.project(before).argmax(-1) == out.logits.argmax(-1)).sum() < 20 == batch.ids.numel()
     assert torch.equal(batch.taps, torch.cat([out.hidden_states[i] for i in TAPS], -1))
     assert torch.equal(batch.top[:, :-1], out.logits.argmax(-1)[:, :-1])
     torch.testing.assert_close(batch.lse[:, :-1].double(), out.logits.logsumexp(-1)[:, :-1], rtol=1e-6, atol=1e-6)
