@@ -157,8 +157,20 @@ class DraftHeads(nn.Module, ABC):
             measure: also fill ``accepted`` and ``overlap`` (two more passes over the vocabulary); zeros otherwise.
             weights: of each draft position; :meth:`position_weights` for None.
         """
+        return self.report(list(self.unroll(batch)), batch, criterion, measure=measure, weights=weights)
+
+    def report(
+        self,
+        steps: Sequence[UnrollStep],
+        batch: TrainingBatch,
+        criterion: Criterion,
+        *,
+        measure: bool = True,
+        weights: Sequence[float] | None = None,
+    ) -> LossReport:
+        """What :meth:`loss` makes of an unroll of the batch."""
         total, judged = judge(
-            list(self.unroll(batch)),
+            steps,
             TeacherRows(self.target, batch, self.draft_ids),
             criterion,
             self.position_weights() if weights is None else weights,

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from heads.anchors import anchors_of, draw_anchors
 from heads.base import DraftHeads
 from heads.block_layer import BlockLayer, attend_blocks
 from heads.block_state import BlockGrower, BlockState
@@ -34,7 +35,7 @@ from heads.markov import Confidence, Markov
 from heads.mask_token import special_tokens, unused_token
 from heads.norm import RMSNorm
 from heads.rotary import rotary
-from heads.rows import drafted_from, packed, positions_of, visible
+from heads.rows import drafted_from, positions_of, visible
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = {
@@ -156,17 +157,17 @@ class Block(DraftHeads):
 
     def count(self, loss_mask: Tensor) -> Tensor:
         """Rows of the passes to come: while training only the anchors', of which each text has a fixed number."""
-        return self._anchors(loss_mask[:, 2:].sum(1)).sum()
+        rows = loss_mask[:, 2:].sum(1)
+        return (rows if self.share is None else anchors_of(rows, self.share)).sum()
 
-    def _anchors(self, rows: Tensor) -> Tensor:
-        """Anchors (B,) of texts with so many trained rows."""
-        if not self.training:
-            return rows
-        return (rows.double() * self.config.options["anchors"]).ceil().long()
+    @property
+    def share(self) -> float | None:
+        """Of the rows, what a pass drafts from; None for all."""
+        return float(self.config.options["anchors"]) if self.training else None
 
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
         """A block behind each anchor: rows whose next-but-one token is trained, all of them in eval mode."""
-        order, valid = self._draw(drafted_from(batch), batch.texts)
+        order, valid = draw_anchors(drafted_from(batch), batch.texts, self.share)
         where, place = valid.nonzero(as_tuple=True)
         length, slots = batch.ids.shape[1], self.block_size
         context = self.context(batch.taps)
@@ -195,19 +196,6 @@ class Block(DraftHeads):
 
     def _slot_logits(self, before: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
         return self.biased(self.unary(hidden), before[rows])
-
-    def _draw(self, trained: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows (B, R) to draft from of the ``trained`` (B, T), in order, and which of them are there."""
-        if self.training:
-            lots = torch.rand(trained.shape).to(trained.device)[trained]
-            of = texts[trained]
-            counts = torch.bincount(of)
-            by_text = lots.argsort()
-            by_text = by_text[of[by_text].argsort(stable=True)]
-            rank = torch.empty_like(of)
-            rank[by_text] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[by_text]]
-            trained = trained.masked_scatter(trained, rank < self._anchors(counts)[of])
-        return packed(trained, int(trained.sum(1).max()))
 
     # decoding
 

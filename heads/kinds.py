@@ -16,6 +16,7 @@ from heads.eagle1 import Eagle1
 from heads.hydra import Hydra
 from heads.identity import TargetMismatch
 from heads.medusa import Medusa
+from heads.mtp import Mtp
 from heads.target import Target
 
 DEEPEST, LARGEST = 512, 1 << 24  # beyond any look-ahead, and any size that an option gives
@@ -26,6 +27,7 @@ KINDS: dict[str, type[DraftHeads]] = {
     "eagle1": Eagle1,
     "block": Block,
     "hydra": Hydra,
+    "mtp": Mtp,
 }
 
 

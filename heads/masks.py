@@ -17,12 +17,19 @@ STABLE_ATTENTION = "headstart_stable"  # the attention that ``infer.stable`` reg
 BOOL_MASKS = ("sdpa", STABLE_ATTENTION)
 
 
-def attention_mask(target: Target, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Any:
+def attention_mask(
+    target: Target,
+    mask: Tensor,
+    positions: Tensor | None,
+    starts: Sequence[int] | None,
+    keys: Tensor | None = None,
+) -> Any:
     """What the model is given for a bool (B, 1, q, kv) mask; a dictionary by layer type where the types differ.
 
     Args:
         positions: (B, q) of the new rows; sliding windows go by them.
         starts: for each text, the column where its new rows begin; kv - q by default.
+        keys: (B, kv) positions of all columns, where those in front of the new rows do not count from 0.
 
     Raises:
         ValueError: layers of a type, or an attention, that takes no such mask.
@@ -35,7 +42,7 @@ def attention_mask(target: Target, mask: Tensor, positions: Tensor | None, start
     if "full_attention" in kinds:
         masks["full_attention"] = _in_form(target, mask)
     if "sliding_attention" in kinds:
-        masks["sliding_attention"] = _in_form(target, mask & _window(target, mask, positions, starts))
+        masks["sliding_attention"] = _in_form(target, mask & _window(target, mask, positions, starts, keys))
     return masks if len(kinds) > 1 else masks[kinds.pop()]
 
 
@@ -55,12 +62,14 @@ def check_chain(target: Target, mask: Tensor, positions: Tensor | None) -> None:
         )
 
 
-def _window(target: Target, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None) -> Tensor:
+def _window(
+    target: Target, mask: Tensor, positions: Tensor | None, starts: Sequence[int] | None, places: Tensor | None
+) -> Tensor:
     """Bool (B, 1, q, kv): keys within the sliding window, by position (rows of a tree share positions)."""
     texts, _, q, kv = mask.shape
-    keys = torch.arange(kv, device=mask.device).repeat(texts, 1)
+    keys = torch.arange(kv, device=mask.device).repeat(texts, 1) if places is None else places
     own = keys[:, kv - q :] if positions is None else positions.expand(texts, -1)
-    for text in range(texts):
+    for text in range(texts if places is None else 0):
         start = kv - q if starts is None else starts[text]
         keys[text, start : start + q] = own[text]
     return (own[:, :, None] - keys[:, None, :] < (target.sliding_window or kv))[:, None]

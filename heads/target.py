@@ -8,7 +8,6 @@ is refused, because :meth:`Target.self_check` recomputes its logits from its own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from heads import compat, loading, masks
+from heads import compat, loading
+from heads.forward import run
 from heads.identify import identify
 from heads.identity import TargetIdentity, TargetMismatch, hash_all, is_plain
 
@@ -29,15 +29,6 @@ LOGIT_TRANSFORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "logit_scale": lambda logits, scale: logits * scale,
     "logits_scaling": lambda logits, scale: logits / scale,
 }
-
-
-@dataclass
-class TargetOutput:
-    """One pass: logits (B, rows, V), taps (B, q, taps·H) or None, post-norm hidden (B, q, H) or None."""
-
-    logits: Tensor
-    taps: Tensor | None
-    hidden: Tensor | None
 
 
 class Target:
@@ -168,64 +159,7 @@ class Target:
                 logits = function(logits, value)
         return logits
 
-    @torch.no_grad()
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        cache: Any = None,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        taps: Sequence[int] = (),
-        hidden: bool = False,
-        logits_to_keep: int | Tensor = 0,
-        starts: Sequence[int] | None = None,
-    ) -> TargetOutput:
-        """One pass of the model.
-
-        Args:
-            ids: (B, q) token ids.
-            cache: a transformers cache that holds what came before, or None.
-            mask: None, a 2-D padding mask (B, kv), or a 4-D bool mask (B, 1, q, kv) where True may be seen; kv counts
-                what the cache holds and the q new rows. Sliding windows are cut out of it here.
-            positions: (B, q) position ids; counted on from the cache by default.
-            taps: indices of hidden states as transformers counts them: 0 the embedding, i the i-th layer's output,
-                ``num_layers`` the last one after the final norm.
-            hidden: also return the post-norm last hidden state.
-            logits_to_keep: logits of the last rows only, or of the rows of a 1-D tensor; 0 for all.
-            starts: for each text, the column of a 4-D mask where its new rows begin; kv - q by default. Columns
-                behind a text's own rows are to be masked.
-        """
-        kwargs: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
-        if cache is not None:
-            kwargs[compat.cache_argument(self._plain)] = cache
-        if mask is not None and mask.dim() == 4 and positions is None:
-            q, kv = mask.shape[-2:]  # some models would count positions off a 2-D mask
-            positions = torch.arange(kv - q, kv, device=ids.device).expand(ids.shape[0], -1)
-        if mask is not None and mask.dim() == 4 and self.by_place:
-            masks.check_chain(self, mask, positions)
-            mask = None  # the model's own is right for one text in order
-        if mask is not None:
-            tree = mask.dim() == 4
-            kwargs["attention_mask"] = masks.attention_mask(self, mask, positions, starts) if tree else mask
-        if positions is not None and compat.takes(self._plain, "position_ids"):
-            kwargs["position_ids"] = positions
-        wanted = [*taps, self.num_layers] if hidden else list(taps)
-        if wanted:
-            kwargs["output_hidden_states"] = compat.hidden_states_argument(wanted)
-        some = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0
-        if some and compat.takes(self._plain, "logits_to_keep"):
-            kwargs["logits_to_keep"] = logits_to_keep
-            some = False
-        out = self.call(**kwargs)
-        states, logits = out.hidden_states, out.logits
-        if some:  # the model gave all rows
-            logits = logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits[:, -logits_to_keep:]
-        return TargetOutput(
-            logits=logits,
-            taps=torch.cat([states[i] for i in taps], -1) if taps else None,
-            hidden=states[self.num_layers] if hidden else None,
-        )
+    forward = torch.no_grad()(run)
 
     def partial(self, layers: Sequence[int]) -> Partial:
         """A pass through some of the model's own layers; see :class:`heads.partial.Partial`."""
@@ -234,7 +168,7 @@ class Target:
         return Partial(self, layers)
 
     @cached_property
-    def _plain(self) -> Any:
+    def plain(self) -> Any:
         """Class of the model itself, without an adapter's wrapper around it."""
         unwrap = getattr(self.model, "get_base_model", None)
         return type(unwrap() if unwrap else self.model)
@@ -245,7 +179,7 @@ class Target:
 
         Siblings of a tree, and texts of different lengths, have the same positions at different places.
         """
-        return compat.by_place(self.config) or (None if compat.takes(self._plain, "position_ids") else "positions")
+        return compat.by_place(self.config) or (None if compat.takes(self.plain, "position_ids") else "positions")
 
     @torch.no_grad()
     def self_check(self) -> None:

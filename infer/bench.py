@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.costs import measure_costs
 from infer.drafters import Drafter, NoDrafter
+from infer.drafters.inside import inside_of
 from infer.evaluate import TREE_WIDTH, Question, Settings, measure_acceptance
 from infer.lookahead import PLAIN, Acceptance, Candidate, CostTable, candidates
 from infer.machine import machine
@@ -50,7 +51,13 @@ def choose_budget(target: Target, drafter: Drafter, warmup: Sequence[Question], 
         return Chosen(PLAIN)
     longest = max(warmup, key=lambda question: question.ids.shape[1])
     dynamic = [Budget(rows=rows, depth=drafter.lookahead, width=TREE_WIDTH) for rows in DYNAMIC_ROWS]
-    acceptance = measure_acceptance(target, drafter, warmup, Settings(max_new_tokens), dynamic=dynamic)
+    inside = inside_of(drafter)
+    if inside is not None:  # what a round yields hangs on the rows of the one before: budgets are measured as they are
+        dynamic += [inside.usual(depth) for depth in range(1, drafter.lookahead + 1)]
+    settings = Settings(max_new_tokens)
+    acceptance = measure_acceptance(target, drafter, warmup, settings, dynamic=dynamic, chain=inside is None)
+    if inside is not None:
+        acceptance = replace(acceptance, ranks=())
     costs = measure_costs(target, drafter, longest.ids)
     ways = candidates(costs, acceptance)
     return Chosen(ways[0].budget, ways, costs, acceptance)

@@ -64,6 +64,7 @@ class Manner:
         """
         if self.control in (None, "fixed"):
             return replace(self, control=None)
+        drafters.refuse_inside(drafter, "a look-ahead control")
         if self.control == "auto":
             return replace(self, control=make_control(target, drafter, ids, seed=seed, budget=self.budget))
         if isinstance(self.control, str) or not hasattr(self.control, "observe"):
@@ -89,7 +90,7 @@ def set_up(
     Raises:
         ValueError: the target cannot read such drafts.
     """
-    config, budget = prepared.config, manner.budget or Budget.chain(drafter.lookahead)
+    config, budget = prepared.config, manner.budget or drafters.usual_budget(drafter)
     if target.by_place and (budget.width > 1 or budget.shape is not None):
         raise ValueError(
             f"{target.name} reads chains only, because its {target.by_place} go by places in the cache: "

@@ -28,7 +28,6 @@ from infer.drafters import Drafter
 from infer.evaluate import Question, Settings
 from infer.law import (
     POSITIONS,
-    Observed,
     Sampling,
     compare,
     expected_law,
@@ -226,14 +225,12 @@ def _law_block(
     sampling: Sampling,
 ) -> dict[str, Any]:
     budget, rule, draw = run
-    each: list[tuple[Tensor, Observed]] = [
-        (prompt, sample_rounds(target, drafter, prompt, budget, sampling, rule, draw=draw)) for prompt in prompts
-    ]
+    each = [sample_rounds(target, drafter, prompt, budget, sampling, rule, draw=draw) for prompt in prompts]
     tests = []
-    for prompt, observed in each:
-        law = expected_law(target, prompt, list(observed.counts), sampling)
+    for observed in each:
+        law = expected_law(target, observed.prompt, list(observed.counts), sampling)
         tests += [compare(observed, law, position).to_dict() | {"position": position} for position in POSITIONS]
-    accepted, rejected = sum(o.accepted for _, o in each), sum(o.rejected for _, o in each)
+    accepted, rejected = sum(seen.accepted for seen in each), sum(seen.rejected for seen in each)
     return {
         "passed": all(test["passed"] for test in tests),
         "rejected": rejected / (accepted + rejected) if accepted + rejected else 0.0,

@@ -15,8 +15,9 @@ from transformers import LogitsProcessorList
 
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
+from heads.inside import ExtraRows
 from heads.target import Target
-from infer.drafters import Drafter
+from infer.drafters import Drafter, Inside
 from infer.metrics import Round, Stats
 from infer.processors import NodeScores
 from infer.rounds import Rounds
@@ -79,6 +80,8 @@ class Decoding:
         self.tokens = Tokens(self.ids if self.shown is None else self.shown)
         self.padding = len(self.tokens) - self.ids.shape[1]  # positions count without it
         self._untold: tuple[Tensor | None, list[int]] = (None, [])  # what the drafter does not know yet
+        self.inside: Inside | None = getattr(self.drafter, "inside", None)
+        self.extra = ExtraRows()  # of the round's pass, for a drafter that drafts inside it
 
     def run(self) -> Iterator[list[int]]:
         """Decode alone; yields the tokens of the prefill and then of each round, stops included.
@@ -117,23 +120,32 @@ class Decoding:
         if self.fixed_rows is not None:
             wanted = wanted.fit(self.fixed_rows)
         budget = wanted.within(max(room, 0))
+        self.extra = ExtraRows()
         if budget.depth == 0 or budget.rows < 2:
             return Draft.empty()
-        draft = self.drafter.propose(budget, self.sampler)
+        tokens = budget if self.inside is None else self.inside.reserve(budget)
+        draft = self.drafter.propose(tokens, self.sampler)
         if not isinstance(draft, Draft):
             raise ValueError(f"{type(self.drafter).__name__} proposed a {type(draft).__name__}, not a Draft")
-        draft = draft.shorten(depth=budget.depth, nodes=budget.rows - 1)
+        draft = draft.shorten(depth=tokens.depth, nodes=tokens.rows - 1)
         if any(not 0 <= token < self.target.vocab_size for token in draft.tokens):
             raise ValueError(f"the drafter proposed ids outside the target's vocabulary of {self.target.vocab_size}")
+        if self.inside is not None:
+            self.extra = self.inside.extra_rows(draft, budget, room)
         return draft
 
-    def settle(self, draft: Draft, logits: Tensor, taps: Tensor | None) -> tuple[list[int], list[int]]:
-        """The pass over root and draft came back: logits (1+n, V), taps (1, 1+n, taps·H).
+    def settle(
+        self, draft: Draft, logits: Tensor, taps: Tensor | None, added: Tensor | None
+    ) -> tuple[list[int], list[int]]:
+        """The pass over root and draft came back: logits (1+n, V), taps (1, 1+n, taps·H), and those of added rows.
 
         Returns:
             The accepted nodes, from the root downwards, and the tokens emitted, up to the first stop.
         """
         path, emitted = self._verify(draft, logits)
+        if self.inside is not None:
+            assert added is not None, "what drafts inside a pass reads taps"
+            self.inside.read(added[:, self.extra.behind(path[-1] if path else -1)])
         self._untold = None if taps is None else taps[:, [0, *(1 + node for node in path)]], emitted
         return path, emitted
 

@@ -1,9 +1,10 @@
 """Does sampled text follow the target's law? Many first rounds from one prompt, counted against what they should be.
 
 For each prompt the real loop is started again and again, behind the same first token, and stopped after its first
-round. Each token of the round is one observation of the target's distribution behind the tokens before it: the first
-always, later ones where the draft before them was accepted. What it should be comes from passes of the target alone.
-Counts are compared by chi-square, position by position, each conditioned on what came before it.
+round with a draft (heads that draft inside the pass have none before the second). Each token of the round is one
+observation of the target's distribution behind the tokens before it: the first always, later ones where the draft
+before them was accepted. What it should be comes from passes of the target alone. Counts are compared by chi-square,
+position by position, each conditioned on what came before it.
 
 A wrong rule shows where drafts are often rejected and yet often right. So chains are drawn colder than the text, and
 prompts are chosen (:func:`most_telling`) at which the negative control would show most.
@@ -25,6 +26,7 @@ from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer.decode import Decoding
 from infer.drafters import Drafter
+from infer.drafters.inside import inside_of
 from infer.progress import progress
 from infer.remembering import Remembering
 from infer.stopping import Stop
@@ -68,11 +70,12 @@ class Sampling:
 
 @dataclass
 class Observed:
-    """Counts of emitted tokens behind each context (the new tokens before it), and what became of the drafts."""
+    """Counts of emitted tokens behind each context (tokens behind ``prompt``, (1, n)), and what became of drafts."""
 
     counts: dict[Context, Counter[int]] = field(default_factory=dict)
     accepted: int = 0
     rejected: int = 0
+    prompt: Tensor = field(default_factory=lambda: torch.empty(1, 0, dtype=torch.long))
 
     def add(self, tokens: Sequence[int]) -> None:
         """One draw's tokens, in order."""
@@ -112,16 +115,16 @@ class ChiSquare:
 
 
 class FromBest(RandomChooser):
-    """Random decisions, but for the first token of the text: that is the likeliest, so that all draws go on from it."""
+    """Random decisions, but for the first tokens of the text: the likeliest, so that all draws go on from them."""
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, count: int = 1) -> None:
         super().__init__(generator)
-        self._first = True
+        self._left = count
 
     def sample(self, distribution: Tensor) -> int:
         """See :class:`infer.verify.Chooser`."""
-        if self._first:
-            self._first = False
+        if self._left:
+            self._left -= 1
             return int(distribution.argmax())
         return super().sample(distribution)
 
@@ -164,11 +167,13 @@ def sample_rounds(
     """
     generator = torch.Generator(target.device).manual_seed(sampling.seed)
     once = Remembering(target)
-    seen = Observed()
+    seen = Observed(prompt=prompt)
     for _ in progress(range(sampling.draws), sampling.draws, "sampling"):
         decoding = _first_round(once, drafter, prompt, budget, sampling, rule, generator, draw)
-        seen.add(decoding.tokens.view()[0, prompt.shape[1] :].tolist())
-        round_ = decoding.stats.log[0]
+        before = prompt.shape[1] + len(decoding.stats.log) - 1
+        seen.prompt = decoding.tokens.view()[:, :before].clone()
+        seen.add(decoding.tokens.view()[0, before:].tolist())
+        round_ = decoding.stats.log[-1]
         seen.accepted += round_.accepted
         seen.rejected += round_.accepted < round_.depth
     return seen
@@ -184,22 +189,23 @@ def _first_round(
     generator: torch.Generator,
     draw: bool = True,
 ) -> Decoding:
-    """Decode the prompt's first token and one round."""
+    """Decode the prompt's first token and one round; one without a draft before it, where there can be none."""
+    plain = int(inside_of(drafter) is not None)
     decoding = Decoding(
         target,
         prompt.to(target.device),
         drafter,
         budget,
-        Stop(prompt.shape[1] + budget.depth + 2),
+        Stop(prompt.shape[1] + budget.depth + 2 + plain),
         processors=sampling.processors(),
         do_sample=True,
         rule=rule,
-        chooser=FromBest(generator),
+        chooser=FromBest(generator, 1 + plain),
         sampler=sampling.sampler(generator) if draw else None,
     )
     rounds = decoding.run()
-    next(rounds)
-    next(rounds)
+    for _ in range(2 + plain):
+        next(rounds)
     return decoding
 
 

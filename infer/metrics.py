@@ -26,6 +26,7 @@ class Round:
         depth: length of the draft's longest path.
         accepted: drafted tokens emitted.
         emitted: all tokens emitted, the target's own included; fewer where a stop cut the round.
+        rows: of the target's pass for this text: root, nodes, and what a drafter added to them; 0 where not counted.
         looped: every token of the round lies inside an 8-gram that stood earlier in the same output.
         seconds: the whole round.
         target_seconds: the target's pass.
@@ -37,6 +38,7 @@ class Round:
     depth: int
     accepted: int
     emitted: int
+    rows: int = 0
     looped: bool = False
     seconds: float = 0.0
     target_seconds: float = 0.0

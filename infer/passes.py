@@ -17,6 +17,7 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.compiled import Compiled
 from infer.decode import Decoding
+from infer.drafters import refuse_inside
 from infer.in_turn import InTurn
 from infer.prefix import PrefixCache
 from infer.rounds import Rounds
@@ -64,6 +65,8 @@ class Passes:
         target, rows = texts[0].target, texts[0].fixed_rows
         static = config.cache_implementation == "static"
         _check(target, config, static, self.compiled, len(texts))
+        if self.compiled:
+            refuse_inside(texts[0].drafter, "compile=True")
         if self.stable and target.by_place:
             raise ValueError(
                 f"stable is not supported for {target.name}: its {target.by_place} go by places in the cache, where "

@@ -12,7 +12,7 @@ import heads as trained
 from heads.base import DraftHeads
 from heads.target import Target
 from infer import plan
-from infer.drafters import HeadsDrafter
+from infer.drafters import HeadsDrafter, refuse_inside
 from infer.evaluate import Settings, ask, measure_acceptance
 from infer.options import dtype_option, numbers, positive, prompt_options, prompts_of, share
 from infer.plot import draw
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> Report:
     else:
         made = DraftHeads.from_pretrained(args.heads, target=target, dtype=dtype)
     drafter = HeadsDrafter(made)
+    refuse_inside(drafter, "a plan")
     depth = args.lookahead or drafter.lookahead
     questions = ask(prompts_of(args), target.tokenizer())
     ids = torch.cat([question.ids for question in questions], 1)

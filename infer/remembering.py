@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from heads.target import Target, TargetOutput
+from heads.forward import TargetOutput
+from heads.target import Target
 
 
 class Remembering(Target):

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heads.draft import Draft
-from heads.target import TargetOutput
+from heads.forward import TargetOutput
 from infer.cache import ForgettingCache
+from infer.layout import Layout
 from infer.metrics import Round
 from infer.prefix import PrefixCache
 from infer.recall import Recall
@@ -102,6 +102,7 @@ class Rounds:
         for at, text in enumerate(self.texts):
             ids[at, : new[at]] = text.ids[0, bases[at] :]
         ends = sorted({count - 1 for count in new})
+        keep = 1 if len(ends) == 1 else torch.tensor(ends)
         places = torch.arange(n).expand(len(new), n)
         # causality hides the padding on the right from all that stays
         if any(bases):
@@ -109,9 +110,9 @@ class Rounds:
             places = torch.minimum(
                 places, torch.tensor(new)[:, None] - 1
             )  # filler may not leave the positions there are
-            out = self._forward(ids, torch.tensor(bases)[:, None] + places, mask, starts=bases, keep=ends)
+            out = self._forward(ids, torch.tensor(bases)[:, None] + places, mask, starts=bases, keep=keep)
         else:
-            out = self._forward(ids, places, keep=ends)
+            out = self._forward(ids, places, keep=keep)
         if len(set(lengths)) > 1 or len(ends) > 1:
             self.cache.keep(lengths, [[] for _ in lengths])
         emitted = []
@@ -139,8 +140,9 @@ class Rounds:
             drafting.append(time.perf_counter() - before)
         drafted = time.perf_counter()
         bases = self.cache.lengths
+        layout = Layout(drafts, [text.extra for text in texts], self.fixed_rows)
         with self.within():
-            out = self._verify(texts, drafts, bases)
+            out = self._verify(texts, layout, bases)
         passed = time.perf_counter()
 
         emitted: list[list[int]] = [[] for _ in self.texts]
@@ -148,7 +150,8 @@ class Rounds:
         for at, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             rows = 1 + len(draft)
             taps = None if out.taps is None else out.taps[at : at + 1, :rows]
-            path, emitted[self.alive[at]] = text.settle(draft, out.logits[at, :rows], taps)
+            added = None if out.taps is None else out.taps[at : at + 1, layout.first :]
+            path, emitted[self.alive[at]] = text.settle(draft, out.logits[at, :rows], taps, added)
             paths.append(path)
             self.recall.read(self.alive[at], None if taps is None else taps[:, [0, *(1 + node for node in path)]])
         self.cache.keep(bases, [[0, *(1 + node for node in path)] for path in paths])
@@ -157,6 +160,7 @@ class Rounds:
             new = len(emitted[self.alive[at]])
             done = Round(
                 proposed=len(draft),
+                rows=1 + len(draft) + len(text.extra),
                 depth=max(draft.depths, default=0),
                 accepted=min(len(paths[at]), new),
                 emitted=new,
@@ -168,23 +172,24 @@ class Rounds:
             text.record(draft, paths[at], done)
         return emitted
 
-    def _verify(self, texts: list[Decoding], drafts: list[Draft], bases: list[int]) -> TargetOutput:
-        """One pass over root and nodes of every text; rows behind a text's own are filler that nothing sees.
-
-        Filler goes on behind a chain as if it were drafted, for models that can read nothing but chains.
-        """
-        n = self.fixed_rows or 1 + max(map(len, drafts))
-        roots = [text.tokens.last for text in texts]
-        ids = torch.tensor([[r, *d.tokens, *[r] * (n - 1 - len(d))] for r, d in zip(roots, drafts, strict=True)])
-        depths = [[*range(n)] if d.is_chain else [0, *d.depths, *[0] * (n - 1 - len(d))] for d in drafts]
-        positions = torch.tensor(bases)[:, None] + torch.tensor(depths)
+    def _verify(self, texts: list[Decoding], layout: Layout, bases: list[int]) -> TargetOutput:
+        """One pass over root and nodes of every text, and the rows that their drafters add."""
+        n = layout.rows
+        ids = layout.ids([text.tokens.last for text in texts])
+        positions = torch.tensor(bases)[:, None] + layout.depths
         if self.target.max_positions is not None:
             positions = positions.clamp_max(self.target.max_positions - 1)  # filler may run out of them
         self.cache.expect(n)
         if n == 1 and self.cache.columns(1) == min(bases) + 1:  # nothing to hide
             return self._forward(ids, positions)
-        mask = self._behind(bases, [_seen(draft, n) for draft in drafts], n)
-        return self._forward(ids, positions, mask, starts=bases)
+        mask = self._behind(bases, layout.seen, n)
+        inside = next((text.inside for text in texts if len(text.extra)), None)
+        if inside is None:
+            return self._forward(ids, positions, mask, starts=bases)
+        # a pass of fixed rows also makes all their logits: bits of a row may depend on how many there are
+        keep = 0 if self.fixed_rows else torch.arange(layout.first)
+        with inside.applied(self.target, layout.first, layout.slots().to(self.target.device)):
+            return self._forward(ids, positions, mask, starts=bases, keep=keep)
 
     def _behind(self, bases: list[int], seen: list[Tensor], n: int) -> Tensor:
         """Bool (B, 1, n, columns): each text's cached positions and what its rows see of each other; filler itself."""
@@ -203,7 +208,7 @@ class Rounds:
         mask: Tensor | None = None,
         *,
         starts: list[int] | None = None,
-        keep: list[int] | None = None,
+        keep: int | Tensor = 0,
     ) -> TargetOutput:
         device = self.target.device
         out = self.target.forward(
@@ -213,7 +218,7 @@ class Rounds:
             positions=positions.to(device),
             starts=starts,
             taps=self.taps,
-            logits_to_keep=0 if keep is None else (1 if len(keep) == 1 else torch.tensor(keep, device=device)),
+            logits_to_keep=keep.to(device) if isinstance(keep, Tensor) else keep,
         )
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the next step waits for it anyway; here the clock sees it too
@@ -228,8 +233,3 @@ class Rounds:
         if len(stay) < len(self.alive) and stay:
             self.cache.select(stay)
         self.alive = [self.alive[at] for at in stay]
-
-
-def _seen(draft: Draft, rows: int) -> Tensor:
-    """Bool (n, n): what rows of a draft see of each other, those behind a chain as if they belonged to it."""
-    return torch.ones(rows, rows, dtype=torch.bool).tril() if draft.is_chain else draft.visibility()

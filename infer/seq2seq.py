@@ -19,8 +19,9 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heads import compat
+from heads.forward import TargetOutput
 from heads.identity import TargetIdentity
-from heads.target import Target, TargetOutput
+from heads.target import Target
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Seq2SeqTarget(Target):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         starts: Sequence[int] | None = None,
+        keys: Tensor | None = None,
         taps: Sequence[int] = (),
         hidden: bool = False,
         logits_to_keep: int | Tensor = 0,
@@ -104,7 +106,7 @@ class Seq2SeqTarget(Target):
             self._encoded = encoder(input_ids=self.source.ids, attention_mask=self.source.mask)
         kwargs: dict[str, Any] = {"decoder_input_ids": ids, "use_cache": cache is not None}
         if cache is not None:
-            kwargs[compat.cache_argument(self._plain)] = EncoderDecoderCache(cache, self._cross)
+            kwargs[compat.cache_argument(self.plain)] = EncoderDecoderCache(cache, self._cross)
         out = self.call(encoder_outputs=self._encoded, attention_mask=self.source.mask, **kwargs)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
         return TargetOutput(logits=out.logits[:, kept], taps=None, hidden=None)

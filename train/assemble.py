@@ -12,6 +12,7 @@ import data
 from data.prepare import prepare
 from heads.base import DraftHeads
 from heads.embedded import cache_root
+from heads.inside import DraftsInside
 from heads.kinds import build, make_config
 from heads.target import Target
 from heads.vocabulary import by_frequency, coverage, size_for
@@ -143,17 +144,24 @@ def make_features(
 ) -> FeatureSource:
     """States of the target for these conversations, as ``data.features`` says.
 
+    Heads that run inside the target need its layers beside its states, so theirs are online where it says cached.
+
     Raises:
-        ValueError: states of workers are wanted and there is no ``pool`` of them.
+        ValueError: states of workers are wanted and there is no ``pool`` of them, or they are of no use to these heads.
     """
     target, dtype = heads.target, getattr(torch, config.data.feature_dtype)
     taps = tuple(heads.config.taps)
+    inside, kind = isinstance(heads, DraftsInside), heads.config.kind
+    if inside and config.data.features == "workers":
+        raise ValueError(f"data.features is workers, and {kind} heads are trained inside the target: set it to online")
+    if inside and config.data.features == "cached":
+        reporter.say(f"states: computed each step, since {kind} heads are trained inside the target")
     if config.data.features == "workers":
         if pool is None:
             raise ValueError("data.features is workers, which only train_heads.py starts: set it to cached or online")
         source = pool.source(conversations)
         return Packed(source) if config.train.packing else source
-    if config.data.features == "online":
+    if inside or config.data.features == "online":
         made = PackedOnline if config.train.packing else OnlineFeatures
         return made(target, conversations, taps, dtype)
     root = cache_folder(config)

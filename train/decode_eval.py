@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from heads.base import DraftHeads
-from heads.grow import Budget
 from heads.kinds import build
 from infer.drafters.heads import HeadsDrafter
+from infer.drafters.inside import usual_budget
 from infer.generate import generate
 from infer.metrics import Round, loop_free
 from train.figures import Figures
@@ -93,11 +93,12 @@ def decode_prompts(
         with InStep(target, ranks) as steps:
             if at < len(prompts):
                 ids = prompts[at][None].to(target.device)
+                drafter = HeadsDrafter(copy)
                 out = generate(
                     target.model,
                     ids,
-                    HeadsDrafter(copy),
-                    budget=Budget.chain(depth),
+                    drafter,
+                    budget=usual_budget(drafter, depth),
                     max_new_tokens=tokens,
                     do_sample=False,
                 )

@@ -12,12 +12,24 @@ from heads.target import Target
 from infer.drafters import specs
 from infer.drafters.heads import HeadsDrafter
 from infer.drafters.hybrid import FirstToSpeak
+from infer.drafters.inside import refuse_inside, usual_budget
 from infer.drafters.lookup import LookupDrafter
 from infer.drafters.merge import Merged
 from infer.drafters.none import NoDrafter
-from infer.drafters.protocol import Drafter
+from infer.drafters.protocol import Drafter, Inside
 
-__all__ = ["Drafter", "FirstToSpeak", "HeadsDrafter", "LookupDrafter", "Merged", "NoDrafter", "make"]
+__all__ = [
+    "Drafter",
+    "FirstToSpeak",
+    "HeadsDrafter",
+    "Inside",
+    "LookupDrafter",
+    "Merged",
+    "NoDrafter",
+    "make",
+    "refuse_inside",
+    "usual_budget",
+]
 
 
 def make(draft: Any, heads: DraftHeads | None, target: Target) -> Drafter:

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from heads.base import DraftHeads
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
+from heads.inside import DraftsInside
 from heads.target import Target
+from infer.drafters.inside import HeadsInside
+from infer.drafters.protocol import Inside
 from infer.drafters.timed import ModuleClock
 
 PENDING = 64  # committed rows that may wait, so that their taps stay small
@@ -43,6 +46,13 @@ class HeadsDrafter:
     def module_seconds(self) -> float:
         """Time inside the heads' modules."""
         return self._clock.seconds
+
+    @property
+    def inside(self) -> Inside | None:
+        """What of it takes part in the target's passes, for heads that draft there."""
+        if not isinstance(self.heads, DraftsInside):
+            return None
+        return HeadsInside(self.heads, lambda: self._state)
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
         """Read the prompt's taps."""

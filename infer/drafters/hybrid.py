@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
 from heads.target import Target
-from infer.drafters.protocol import Drafter
+from infer.drafters.inside import PartInside, inside_of
+from infer.drafters.protocol import Drafter, Inside
 
 
 class TapSlices:
@@ -74,6 +76,18 @@ class Several:
     def modules(self) -> tuple[nn.Module, ...]:
         """The networks of all parts."""
         return tuple(module for part in self.parts for module in getattr(part, "modules", ()))
+
+    @property
+    def inside(self) -> Inside | None:
+        """The part that drafts in the target's passes; whichever part drafts, its rows ride along.
+
+        Raises:
+            ValueError: several of them do.
+        """
+        found = [(at, inside) for at, part in enumerate(self.parts) if (inside := inside_of(part)) is not None]
+        if len(found) > 1:
+            raise ValueError("only one drafter of a hybrid can draft inside the verification pass (heads of kind mtp)")
+        return PartInside(found[0][1], partial(self._slices.of, found[0][0])) if found else None
 
     @property
     def shares_cache(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
+from heads.inside import ExtraRows
 from heads.target import Target
 
 
@@ -15,7 +17,8 @@ from heads.target import Target
 class Drafter(Protocol):
     """Proposes tokens for one text at a time.
 
-    Two attributes are optional. ``modules``: the networks it runs, which are in eval mode while it drafts.
+    Three attributes are optional. ``modules``: the networks it runs, which are in eval mode while it drafts.
+    ``inside``: an :class:`Inside`, if it drafts in the target's passes.
     ``shares_cache = True``: it drafts in the target's own cache, and is handed its text's part of it, by a call of
     ``share(row)`` before ``begin``; what it appends there it takes away again before ``propose`` returns.
 
@@ -45,4 +48,28 @@ class Drafter(Protocol):
 
     def fork(self) -> Drafter:
         """A drafter for another text at the same time: it may share weights with this one, never state."""
+        ...
+
+
+class Inside(Protocol):
+    """What drafts in the passes that verify, by rows of its own there (:class:`heads.inside.DraftsInside`)."""
+
+    def usual(self, depth: int) -> Budget:
+        """The budget of chains of this depth, for a caller that names none."""
+        ...
+
+    def reserve(self, budget: Budget) -> Budget:
+        """The part of a budget for tokens."""
+        ...
+
+    def extra_rows(self, draft: Draft, budget: Budget, room: int) -> ExtraRows:
+        """The rows to add to the pass that verifies a draft; ``room`` positions are left behind its root."""
+        ...
+
+    def applied(self, target: Target, first: int, slots: Tensor) -> AbstractContextManager[None]:
+        """Entered around a pass whose rows from ``first`` on are added ones, (B, m) ``slots`` of them."""
+        ...
+
+    def read(self, taps: Tensor) -> None:
+        """Taps (1, m, taps·H) of the added rows behind the last accepted node; told before ``commit``, each round."""
         ...

@@ -20,7 +20,7 @@ from tests.tiny import tiny_model
 
 VOCAB = 64
 TREE = Draft((7, 8, 9, 10, 11, 12, 13), (-1, -1, 0, 0, 1, 2, 4), (None,) * 7)
-ON_LAST_STATE = ("medusa", "hydra", "eagle1")  # kinds whose default taps every target has
+ON_LAST_STATE = ("medusa", "hydra", "eagle1", "mtp")  # kinds whose default taps every target has
 GAIN = {"eagle1": 0.7}  # of random matrices; 1.5 elsewhere, which a layer without norms would blow up step by step
 STORED: dict[str, dict[str, Any]] = {
     "medusa": {"kind": "medusa", "layers": 2, "own_output": True},
@@ -28,6 +28,7 @@ STORED: dict[str, dict[str, Any]] = {
     "block": {"kind": "block", "draft_vocab": 20, "own_output": True, "confidence": True},
     "eagle1": {"kind": "eagle1", "draft_vocab": 20},
     "hydra": {"kind": "hydra", "draft_vocab": 20, "layers": 2, "own_output": True, "window": 8},
+    "mtp": {"kind": "mtp", "draft_vocab": 20, "lora_r": 2, "lora_modules": ["q_proj", "down_proj"]},
 }
 
 

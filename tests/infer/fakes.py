@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from heads import Target, TargetOutput
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
-from heads.target import Target, TargetOutput
 from infer import verify
 from infer.verify import Chooser
 

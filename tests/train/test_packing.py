@@ -34,6 +34,7 @@ from train.ranks import Ranks
 LENGTHS = [9, 5, 17, 12, 5, 4, 2, 3]
 TAPS = (1, 2, 4)
 DOUBLE = torch.float64
+ANCHORED = ("block", "mtp")  # whose training passes draw anchors
 
 
 def made(kind: str, target: Target, **options: Any) -> DraftHeads:
@@ -92,7 +93,7 @@ def test_a_packed_loss_is_the_sum_of_separate_ones(kind: str, options: dict[str,
             torch.testing.assert_close(got, right, rtol=1e-10, atol=1e-10 * float(right.abs().max()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "block"])  # whose training passes draw anchors
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ANCHORED])
 def test_the_same_while_training(kind: str) -> None:
     target = tiny_target()
     heads = made(kind, target).train()
@@ -102,10 +103,11 @@ def test_the_same_while_training(kind: str) -> None:
         assert_sum(heads.loss(one.batch(range(4)), soft_ce), parts)
 
 
-def test_each_text_draws_its_own_number_of_anchors() -> None:
+@pytest.mark.parametrize("kind", ANCHORED)
+def test_each_text_draws_its_own_number_of_anchors(kind: str) -> None:
     target = tiny_target()
-    heads = made("block", target, anchors=0.3).train()
-    batch = Packed(source(target, TAPS)).batch(range(8))
+    heads = made(kind, target, anchors=0.3).train()
+    batch = Packed(source(target, taps_of(heads))).batch(range(8))
     assert batch.documents is not None
     step = next(iter(heads.unroll(batch)))
     drawn = [batch.texts[b, r].item() for b, r in zip(step.batch, step.row, strict=True)]
