@@ -154,6 +154,8 @@ def make_features(
     inside, kind = isinstance(heads, DraftsInside), heads.config.kind
     if inside and config.data.features == "workers":
         raise ValueError(f"data.features is workers, and {kind} heads are trained inside the target: set it to online")
+    if inside and config.target.placement != "outside":
+        raise ValueError(f"{kind} heads are trained inside a target that is whole: set target.placement to outside")
     if inside and config.data.features == "cached":
         reporter.say(f"states: computed each step, since {kind} heads are trained inside the target")
     if config.data.features == "workers":

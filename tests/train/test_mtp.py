@@ -56,6 +56,11 @@ def test_a_stopped_run_goes_on_alike(world: Path, launch: Launch, monkeypatch: p
     assert once.keys() == twice.keys() and all(torch.equal(once[name], twice[name]) for name in once)
 
 
+def test_a_spread_target_is_refused(launch: Launch) -> None:
+    with pytest.raises(ValueError, match="mtp heads are trained inside a target that is whole"):
+        launch(*MTP, "--target.placement", "inside", "--train.max_steps", 1)
+
+
 def test_two_processes_take_the_steps_of_one(world: Path) -> None:
     """Every parameter gets a gradient on each of them, and all rows are drafted from, so that nothing is drawn."""
     whole = (*MTP[:-1], 1.0, "--train.max_steps", 3, "--eval.prompts", 0, "--eval.conversations", 0)
