@@ -134,4 +134,5 @@ def test_a_q_told_without_its_path_would_show(case: str) -> None:
 def test_every_kind_is_here() -> None:
     from heads.kinds import KINDS
 
-    assert {str(case["kind"]) for case in CASES.values()} == KINDS.keys()
+    # mtp drafts behind a first pass with masks: the same is asked of it in tests/infer/test_mtp.py and test_mtp_law.py
+    assert {str(case["kind"]) for case in CASES.values()} | {"mtp"} == KINDS.keys()
