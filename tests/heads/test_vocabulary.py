@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from heads.base import DraftHeads
 from heads.grow import Budget, Sampler
+from heads.inside import DraftsInside
 from heads.kinds import KINDS
 from heads.vocabulary import by_frequency, check_ids, coverage, size_for
 from tests.heads.small import random_ids, read, small_heads, small_target
@@ -68,6 +72,15 @@ def test_maps_are_checked() -> None:
             check_ids(torch.tensor(wrong), 3, 8)
 
 
+def started(heads: DraftHeads, taps: torch.Tensor, ids: torch.Tensor) -> Any:
+    """Behind a prompt, and behind a pass with rows of their own for heads that draft inside it."""
+    state = heads.start(taps, ids)
+    if isinstance(heads, DraftsInside):
+        shape = (1, heads.config.lookahead, heads.config.hidden_size)
+        heads.read(state, torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    return state
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_hold_target_ids(kind: str) -> None:
     """A vocabulary of three whose tokens are 2, 5 and 7."""
@@ -84,15 +97,15 @@ def test_drafts_hold_target_ids(kind: str) -> None:
         (Budget.static([(0,), (1,), (2,)]), None),
         (Budget.chain(3), Sampler()),
     ]:
-        draft = heads.propose(heads.start(taps, ids), budget, sampler)
+        draft = heads.propose(started(heads, taps, ids), budget, sampler)
         seen |= set(draft.tokens)
         assert draft.ids is not None and draft.ids.tolist() == [2, 5, 7]
         if sampler:  # what cannot be drafted has no q
             full = draft.full_q(0, 64)
             assert full.nonzero()[:, 0].tolist() == [2, 5, 7] and float(full.sum()) == pytest.approx(1, abs=1e-6)
     assert seen == {2, 5, 7}
-    logits = heads.grower(heads.start(taps, ids)).first()
-    first = heads.propose(heads.start(taps, ids), Budget.chain(1)).tokens[0]
+    logits = heads.grower(started(heads, taps, ids)).first()
+    first = heads.propose(started(heads, taps, ids), Budget.chain(1)).tokens[0]
     assert logits.shape == (3,) and first == [2, 5, 7][int(logits.argmax())]
 
 

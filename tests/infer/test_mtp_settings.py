@@ -17,7 +17,7 @@ from tests.infer.test_mtp import BUDGETS, NEW, PROMPT, RAGGED, greedy, riding, t
 
 PROCESSORS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.7},
-    "no pair twice": {"no_repeat_ngram_size": 2},
+    "no token twice": {"no_repeat_ngram_size": 1},
     "bad words": {"bad_words_ids": [[5], [30, 21], [7]]},
     "all at once": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9, "eos_token_id": 11},
 }
@@ -48,7 +48,7 @@ def test_scores_of_another_nodes_text_show(monkeypatch: pytest.MonkeyPatch) -> N
         NodeScores, "_seen_by", lambda self, node: (self._tokens.view(), self.logits[node + 1 : node + 2].clone())
     )
     made = small_mtp(target_of("llama"))
-    wanted, ours = texts(made, BUDGETS["tree"], **PROCESSORS["no pair twice"])
+    wanted, ours = texts(made, BUDGETS["tree"], **PROCESSORS["no token twice"])
     assert not torch.equal(ours, wanted)
 
 
