@@ -53,12 +53,20 @@ def adapt(heads: DraftHeads, given: Mapping[str, Any]) -> None:
     """Put fresh factors on the heads' linear layers, in place, and freeze all else; their output stays as it was.
 
     Raises:
-        ConfigError: see :func:`lora_settings`; no layer has such a name; or they are adapted already.
+        ConfigError: see :func:`lora_settings`; no layer has such a name; they are adapted already, or an adapter
+            themselves.
     """
     if heads.config.lora is not None:
         raise ConfigError("these heads have an adapter on them already: merge it first")
+    _refuse_adapter(heads)
     heads.config = replace(heads.config, lora=lora_settings(given))
     inject(heads)
+
+
+def _refuse_adapter(heads: DraftHeads) -> None:
+    """Refuse heads whose own weights are low-rank factors: another adapter's could not be told from them."""
+    if factors(heads):
+        raise ConfigError(f"{heads.config.kind} heads are an adapter themselves: train them further without heads.lora")
 
 
 def inject(heads: DraftHeads) -> None:
@@ -66,6 +74,7 @@ def inject(heads: DraftHeads) -> None:
     from peft import LoraConfig, inject_adapter_in_model  # takes a second, which only adapted heads need
 
     assert heads.config.lora is not None
+    _refuse_adapter(heads)
     settings = lora_settings(heads.config.lora)
     linear = [name for name, module in heads.named_modules() if isinstance(module, nn.Linear)]
     wanted = linear if settings["modules"] == "all" else settings["modules"]

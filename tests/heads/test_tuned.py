@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from peft.tuners.lora import Linear as LoraLinear
 import headstart
 from heads import ConfigError, DraftHeads, TargetMismatch
 from heads.formats import FormatError, export_heads
-from heads.kinds import KINDS
+from heads.kinds import KINDS, build
 from heads.store import HeadsFileError
 from heads.target import Target
 from heads.tuned import adapt, base_tensors, factors, load_adapter, lora_settings, merge, save_adapter, start_from
 from tests.heads.small import batch_of, logits_of, random_ids, relative, small_heads, small_target, soft_ce
 from tests.tiny import tiny_model
+
+ORDINARY = [kind for kind in KINDS if kind != "mtp"]  # which is low-rank factors itself
 
 
 def adapted(kind: str, **lora: Any) -> DraftHeads:
@@ -32,7 +35,7 @@ def adapted(kind: str, **lora: Any) -> DraftHeads:
     return heads.eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ORDINARY)
 def test_fresh_factors_change_nothing_and_they_alone_learn(kind: str) -> None:
     target = small_target()
     heads = small_heads(kind, target, draft_vocab=20)
@@ -50,7 +53,7 @@ def test_fresh_factors_change_nothing_and_they_alone_learn(kind: str) -> None:
     assert base_tensors(heads).keys() == tensors.keys()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ORDINARY)
 def test_merged_heads_are_ordinary_and_say_the_same(kind: str, tmp_path: Path) -> None:
     heads = adapted(kind)
     plain = small_heads(kind, heads.target, draft_vocab=20)
@@ -63,6 +66,19 @@ def test_merged_heads_are_ordinary_and_say_the_same(kind: str, tmp_path: Path) -
     assert "lora" not in json.loads((tmp_path / "config.json").read_text())
     assert relative(logits_of(DraftHeads.from_pretrained(tmp_path, heads.target)), said) < 1e-12
     assert merge(merged) is merged
+
+
+def test_heads_that_are_an_adapter_themselves_are_refused() -> None:
+    heads = small_heads("mtp", small_target())
+    before = heads.config
+    with pytest.raises(
+        ConfigError, match=r"mtp heads are an adapter themselves: train them further without heads\.lora"
+    ):
+        adapt(heads, {})
+    assert heads.config is before
+    config = replace(before, lora={"rank": 2, "alpha": 4.0, "modules": "all"})
+    with pytest.raises(ConfigError, match="an adapter themselves"):
+        build(config, small_target())
 
 
 @pytest.mark.parametrize("mistake", [0.0, 0.5, -1.0], ids=["left out", "not scaled by alpha/rank", "turned round"])
