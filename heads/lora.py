@@ -64,23 +64,25 @@ def sizes(module: Any) -> tuple[int, int] | None:
 
 
 def make_adapter(
-    layers: Mapping[str, nn.Module], *, r: int, alpha: float, dropout: float, rslora: bool, modules: Sequence[str] | str
+    layers: Mapping[str, nn.Module], *, r: int, alpha: float, dropout: float, rslora: bool, modules: Sequence[str]
 ) -> dict[str, LoraPair]:
     """Fresh adapters by layer name, of those of ``layers`` that ``modules`` names as PEFT's ``target_modules`` do.
 
     Raises:
-        ConfigError: PEFT refuses the settings, or no layer has such a name.
+        ConfigError: PEFT refuses the settings, no layer has such a name, or these are no names.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes a second, which only this kind of heads needs
 
     stand_in = tree({name: _bare(module) for name, module in layers.items()})
-    wanted = modules if isinstance(modules, str) else list(modules)
+    if not isinstance(modules, (list, tuple)) or not all(isinstance(name, str) for name in modules):
+        raise ConfigError(f"lora options: lora_modules must be a list of layers' names, not {str(modules)[:80]!r}")
     try:
-        config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, use_rslora=rslora, target_modules=wanted)  # type: ignore[arg-type]
+        config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, use_rslora=rslora, target_modules=[*modules])  # type: ignore[arg-type]
         inject_adapter_in_model(config, stand_in)
     except ValueError as error:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-        raise ConfigError(f"lora options: {error} (linear layers of this target: {known})") from None
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"lora options: {said} (linear layers of this target: {known})") from None
     pairs = {}
     for name in layers:
         made: Any = stand_in.get_submodule(name)

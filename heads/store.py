@@ -29,6 +29,7 @@ from heads.tuned import ADAPTER, load_adapter, merge
 from heads.vocabulary import check_ids
 
 CONFIG_BYTES = 16 << 20
+LISTED = 8  # tensors that a message names of one kind
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -200,8 +201,8 @@ def read_tensors(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a safetensors file, if they are exactly the expected ones.
 
     Raises:
-        HeadsFileError: the file is missing, cut short or no safetensors, or names, shapes or dtypes differ (all are
-            listed).
+        HeadsFileError: the file is missing, cut short or no safetensors, or names, shapes or dtypes differ (the
+            first of them are listed).
     """
     if not path.is_file():
         raise HeadsFileError(f"{path} is missing")
@@ -234,13 +235,21 @@ def _problems(shapes: dict[str, tuple[int, ...]], expected: dict[str, Tensor]) -
     missing, unexpected = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
     problems = []
     if missing:
-        problems.append(f"missing {', '.join(missing)}")
+        problems.append(f"missing {_listed(missing, ', ')}")
     if unexpected:
-        problems.append(f"unexpected {', '.join(unexpected)}")
-    for name in sorted(expected.keys() & shapes.keys()):
-        if shapes[name] != tuple(expected[name].shape):
-            problems.append(f"{name} is {shapes[name]} where {tuple(expected[name].shape)} is expected")
-    return problems
+        problems.append(f"unexpected {_listed(unexpected, ', ')}")
+    wrong = [
+        f"{name} is {shapes[name]} where {tuple(expected[name].shape)} is expected"
+        for name in sorted(expected.keys() & shapes.keys())
+        if shapes[name] != tuple(expected[name].shape)
+    ]
+    return [*problems, _listed(wrong, "; ")] if wrong else problems
+
+
+def _listed(items: list[str], between: str) -> str:
+    """The first few, and how many there are beside them."""
+    rest = len(items) - LISTED
+    return between.join(items[:LISTED]) + (f"{between}and {rest} more" if rest > 0 else "")
 
 
 __all__ = [
