@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
 
+from infer.nucleus import Nucleus
+
 # processors whose output depends on the scores alone
-PREFIX_FREE: frozenset[type] = frozenset(
+PREFIX_FREE: frozenset[type] = frozenset({Nucleus}) | frozenset(
     getattr(known, name)
     for name in (
         "TemperatureLogitsWarper",

@@ -2,10 +2,10 @@
 
 transformers' private builders are called here and nowhere else, so that defaults, order and merging with the
 user's own processors are the library's, not a second version of them. Each row of a pass is processed when it is
-asked for (top-p sorts the vocabulary: milliseconds a row), with the prefix that row stands for, drafts included. Rows
-are asked for along the accepted path only, once for each emitted token and in order, so that rejected drafts leave no
-trace even in a processor that keeps a state. Rules that look ahead are shown what copies of such processors make of a
-node (:mod:`infer.foresight`).
+asked for (filters of a vocabulary cost up to milliseconds a row), with the prefix that row stands for, drafts
+included. Rows are asked for along the accepted path only, once for each emitted token and in order, so that rejected
+drafts leave no trace even in a processor that keeps a state. Rules that look ahead are shown what copies of such
+processors make of a node (:mod:`infer.foresight`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from heads.draft import Draft
 from infer.foresight import PREFIX_FREE, STATELESS, copied, copyable
+from infer.nucleus import quick
 from infer.tokens import Tokens
 
 
@@ -106,7 +107,7 @@ def prepare(
         stopping_criteria=StoppingCriteriaList(stopping_criteria or []),
         tokenizer=tokenizer,
     )
-    return Prepared(config, processors, criteria, attention_mask, start)
+    return Prepared(config, quick(processors), criteria, attention_mask, start)
 
 
 def _decoder_start(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor:
