@@ -14,7 +14,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, errors, get_token
 
-from heads.layout import CONFIG, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle
+from heads.layout import CONFIG, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle, target_files
 
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]+|(?<=Bearer )[^\s'\"\\]+")  # in a message, whoever wrote it
@@ -104,14 +104,20 @@ def fetch(path_or_repo: str | Path, *, revision: str | None = None, token: str |
 
 
 def fetch_target(place: Place, access: Access) -> Path:
-    """The folder of a bundle's target, downloaded at the commit that its heads came from."""
+    """The folder of a bundle's target, downloaded at the commit that its heads came from.
+
+    Raises:
+        ValueError: it is not whole, not of safetensors, or its index names files outside.
+    """
     assert place.bundle is not None, "only a bundle has one"
-    if place.commit is None:
-        return place.bundle
-    inside = place.bundle.relative_to(_snapshot(place.bundle, place.commit)).as_posix()
-    prefix = "" if inside == "." else f"{inside}/"
-    at_commit = Access(place.commit, access.cache_dir, access.local_files_only, access.token)
-    return download(place.name, [prefix + name for name in (*TARGET, SHARDS)], at_commit) / inside
+    folder = place.bundle
+    if place.commit is not None:
+        inside = folder.relative_to(_snapshot(folder, place.commit)).as_posix()
+        prefix = "" if inside == "." else f"{inside}/"
+        at_commit = Access(place.commit, access.cache_dir, access.local_files_only, access.token)
+        folder = download(place.name, [prefix + name for name in (*TARGET, SHARDS)], at_commit) / inside
+    target_files(folder)
+    return folder
 
 
 def _snapshot(folder: Path, commit: str) -> Path:
@@ -176,10 +182,28 @@ def _of_client(problem: BaseException) -> BaseException | None:
     chain = [problem]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
-    of_client = [each for each in chain if type(each).__module__.startswith(("huggingface_hub", "httpx"))]
+    of_client = [each for each in chain if _by_client(each)]
     if of_client and isinstance(of_client[0], errors.RemoteEntryNotFoundError) and of_client[0] is not problem:
         return None
     return of_client[0] if of_client else None
+
+
+def _by_client(problem: BaseException) -> bool:
+    """Its own errors and those of the HTTP library; and what its storage client, which is no Python, raises: a plain
+    ConnectionError or RuntimeError."""
+    if type(problem).__module__.startswith(("huggingface_hub", "httpx")):
+        return True
+    return isinstance(problem, ConnectionError | TimeoutError) or (
+        isinstance(problem, RuntimeError) and _raised_in(problem).startswith("huggingface_hub")
+    )
+
+
+def _raised_in(problem: BaseException) -> str:
+    """The module."""
+    step = problem.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return str(step.tb_frame.f_globals.get("__name__", "")) if step is not None else ""
 
 
 def _explain(problem: BaseException, repo_id: str, revision: str | None, token: str | None) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
 CARD, CODE, CERTIFICATE, PLOTS = "README.md", "custom_generate/generate.py", "certificate.json", "plots"
@@ -36,6 +37,7 @@ TOKENIZER = (
     "merges.txt",
 )
 INDEX = "model.safetensors.index.json"
+INDEX_BYTES = 64 << 20
 TARGET = (CONFIG, "generation_config.json", "model.safetensors", INDEX, *TOKENIZER)
 SHARDS = "model-*-of-*.safetensors"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -57,7 +59,7 @@ def target_files(folder: Path) -> list[str]:
     """
     shards: list[str] = []
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
-        placed = json.loads((folder / INDEX).read_text(encoding="utf-8")).get("weight_map")
+        placed = _index(folder / INDEX).get("weight_map")
         shards = sorted({str(name) for name in placed.values()}) if isinstance(placed, dict) else []
         outside = [name for name in shards if not _SHARD.fullmatch(name)]
         if outside or not shards:
@@ -67,6 +69,18 @@ def target_files(folder: Path) -> list[str]:
     if missing:
         raise ValueError(f"{folder} has no {', '.join(missing)}: its target is not whole (weights must be safetensors)")
     return [*found, *shards]
+
+
+def _index(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > INDEX_BYTES:
+        raise ValueError(f"{path} is larger than {INDEX_BYTES >> 20} MiB: it is no index of weights")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"{path} is not valid JSON ({str(problem)[:200]})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, not a {type(found).__name__}")
+    return found
 
 
 def belongs(name: str) -> bool:

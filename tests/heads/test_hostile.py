@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from heads.base import DraftHeads
 from heads.config import ConfigError
-from heads.layout import target_files
+from heads.layout import INDEX, INDEX_BYTES, target_files
 from heads.store import CONFIG, CONFIG_BYTES, WEIGHTS, HeadsFileError, read_tensors
 from tests.heads.small import small_heads, small_target
 
@@ -189,6 +189,19 @@ def test_a_huge_configuration_is_not_read(tmp_path: Path) -> None:
 def test_an_index_cannot_make_a_push_reach_out_of_its_folder(place: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
     with pytest.raises(ValueError, match="names what is no safetensors file of its folder"):
+        target_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[1]", "must hold a JSON object, not a list"), ("[" * 200_000, "is not valid JSON"), ("{", "is not valid JSON")],
+)
+def test_an_index_that_is_none_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        target_files(tmp_path)
+    os.truncate(tmp_path / INDEX, INDEX_BYTES + 1)
+    with little_memory(), pytest.raises(ValueError, match="larger than 64 MiB"):
         target_files(tmp_path)
 
 

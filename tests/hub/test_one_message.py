@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from heads.base import DraftHeads
-from heads.hub import HubError
+from heads.hub import HubError, one_message
 from heads.push import push_folder
 from heads.target import Target
 from headstart import main
@@ -100,6 +100,32 @@ def test_pushing(
     assert main(["push", "heads", repo_id, "--target-name", "org/target"]) == 2
     assert told(capfd).startswith(f"error: {message}")
     assert len(world.commits(HEADS)) == before and set(world.repos) == {HEADS}
+
+
+def test_storage_that_refuses_is_told_as_all_else(
+    world: Hub, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The client's other protocol of uploads, which it uses by default and this Hub does not speak."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    heads_on(Target.load("target", dtype=torch.float32), taps=(2, 4, 5), seed=1).save_pretrained("other")
+    assert main(["push", "other", HEADS, "--target-name", "org/target"]) == 2
+    assert told(capfd).startswith(f"error: cannot reach the Hub for {HEADS}: Network error: ")
+    assert any("xet-write-token" in request for request in world.requests)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    assert main(["push", "other", HEADS, "--target-name", "org/target"]) == 0
+    assert len(world.commits(HEADS)) == 4, "nothing had been committed"
+
+
+def test_what_the_storage_client_raises_is_known_by_its_place() -> None:
+    """It is written in Rust, and its errors are plain ones."""
+    places = {"huggingface_hub._commit_api": HubError, "json.decoder": RuntimeError}
+    for place, kind in places.items():
+        scope = {"__name__": place}
+        exec("def fails():\n    raise RuntimeError('CAS: Bearer hf_abcdef')", scope)
+        with pytest.raises(kind, match="CAS") as problem, one_message("org/x"):
+            scope["fails"]()  # type: ignore[operator]
+        assert kind is RuntimeError or "hf_abcdef" not in str(problem.value)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x00"])
