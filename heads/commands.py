@@ -70,9 +70,11 @@ def _export(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from heads.formats import export_heads
     from heads.formats.anywhere import as_stored
+    from heads.formats.folder import check_new
     from heads.hub import locate
     from heads.store import read_config
 
+    check_new(args.out)  # before a target is loaded
     place = locate(args.heads)
     record = read_config(place.folder).target
     heads = as_stored(place, args.target)
@@ -101,10 +103,14 @@ def _configure_import(parser: argparse.ArgumentParser) -> None:
 def _import(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from heads.formats import import_heads
     from heads.formats.anywhere import fetch_checkpoint
+    from heads.formats.folder import check_new, weights_in
     from heads.hub import Access
     from heads.target import Target
 
+    check_new(args.out)  # as what is no checkpoint, refused before a target is loaded
     path = fetch_checkpoint(args.checkpoint, Access(args.revision))
+    if path.is_dir():
+        weights_in(path)
     target = Target.load(args.target, dtype="auto")
     done = import_heads(path, target, args.out, engine=args.engine, lookahead=args.lookahead)
     heads = done.heads

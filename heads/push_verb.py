@@ -77,9 +77,11 @@ def run_bundle(args: argparse.Namespace) -> Report:
     import torch
 
     from heads.formats.anywhere import as_stored
+    from heads.formats.folder import check_new
     from heads.hub import locate
     from heads.layout import CERTIFICATE
 
+    check_new(args.out)
     place = locate(args.heads)
     heads = as_stored(place, args.target, dtype="auto" if args.dtype is None else getattr(torch, args.dtype))
     heads.save_pretrained(args.out, bundle=True)

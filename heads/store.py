@@ -84,7 +84,8 @@ def read_config(folder: Path) -> HeadsConfig:
         raise HeadsFileError(f"{path} is larger than {CONFIG_BYTES >> 20} MiB: it is no configuration")
     if not path.is_file():
         inside = f" (its {HEADS}/ is one)" if (folder / HEADS / CONFIG).is_file() else ""
-        raise HeadsFileError(f"{folder} has no {CONFIG}: it is not a heads folder{inside}")
+        adapter = " but an adapter of one: `headstart merge` makes heads of it" if (folder / ADAPTER).is_file() else ""
+        raise HeadsFileError(f"{folder} has no {CONFIG}: it is not a heads folder{inside}{adapter}")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -43,9 +43,9 @@ def lora_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unknown(given, DEFAULTS, "lora")
     made = DEFAULTS | dict(given)
     if type(made["rank"]) is not int or made["rank"] < 1:
-        raise ConfigError(f"lora.rank must be 1 or more, not {made['rank']!r}")
+        raise ConfigError(f"lora.rank must be 1 or more, not {made['rank']!r:.80}")
     if not isinstance(made["alpha"], (int, float)) or not made["alpha"] > 0:
-        raise ConfigError(f"lora.alpha must be above 0, not {made['alpha']!r}")
+        raise ConfigError(f"lora.alpha must be above 0, not {made['alpha']!r:.80}")
     return made
 
 
@@ -83,7 +83,9 @@ def inject(heads: DraftHeads) -> None:
         config = LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], target_modules=wanted)
         inject_adapter_in_model(config, heads)
     except ValueError as error:
-        raise ConfigError(f"lora.modules {settings['modules']} does not fit; layers are {', '.join(linear)}") from error
+        raise ConfigError(
+            f"lora.modules {str(settings['modules'])[:80]} does not fit; layers are {', '.join(linear)}"
+        ) from error
     heads.to(dtype)
 
 

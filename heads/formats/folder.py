@@ -45,14 +45,19 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise FormatError(f"there is no {path}: name the folder of a checkpoint, or its weights' file")
-    file = _weights(path) if path.is_dir() else path
+    file = weights_in(path) if path.is_dir() else path
     if file.suffix not in READERS:
         raise FormatError(f"{file} is none of {', '.join(READERS)}")
     config = file.parent / CONFIGS.get(file.name, CONFIG)
     return replace(READERS[file.suffix](file), config=read_json(config) if config.is_file() else {})
 
 
-def _weights(folder: Path) -> Path:
+def weights_in(folder: Path) -> Path:
+    """The weights' file of a checkpoint's folder.
+
+    Raises:
+        FormatError: there is none that may be read.
+    """
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
@@ -63,12 +68,24 @@ def no_weights(where: str, files: Sequence[str], how: str) -> FormatError:
     """What is said of a place whose files are none of ``WEIGHTS``; ``how`` to have a pickle read."""
     if "heads.safetensors" in files:
         return FormatError(f"{where} holds heads of this project: there is nothing to import, use them as they are")
+    if "adapter.safetensors" in files and "adapter.json" in files:
+        return FormatError(f"{where} holds an adapter of heads: make heads of it first (`headstart merge`)")
     if pickles := [name for name in files if Path(name).suffix in PICKLES]:
         return FormatError(
             f"{where} has its weights only as a pickle ({listed(pickles)}): {how} to have it read (as tensors alone, "
             "running nothing)"
         )
     return FormatError(f"{where} has none of {', '.join(WEIGHTS)} (it holds {listed(files) or 'nothing'})")
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds something.
+
+    Raises:
+        FileExistsError: nothing is ever overwritten.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already and not empty: name a new folder, or remove it first")
 
 
 @contextmanager
@@ -78,8 +95,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: the one asked for is there and not empty: nothing is ever overwritten.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already and not empty: name a new folder, or remove it first")
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

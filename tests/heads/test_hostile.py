@@ -85,6 +85,9 @@ def test_odd_settings_are_refused_or_change_nothing_that_is_loaded(saved: tuple[
     [
         ({"lookahead": 1 << 30}, "a look-ahead of 1073741824 is beyond any"),
         ({"options": {"layers": 1 << 20}}, "layers are beyond any"),
+        ({"lora": {"rank": 1 << 40}}, "make no heads|does not hold the weights|lora.rank"),
+        ({"lora": {"alpha": "x" * 9999}}, "lora.alpha must be above 0"),
+        ({"lora": {"modules": ["a" * 9999]}}, "lora.modules"),
         ({"options": {"layers": "2"}}, "layers must be a whole number"),
         ({"options": {"own_output": 0}}, "own_output must be true or false"),
         ({"hidden_size": 1 << 40}, "hidden_size 1099511627776 there, 32 here"),
@@ -95,8 +98,9 @@ def test_sizes_that_no_heads_have_are_refused_at_once(options: dict[str, Any], m
     stored = json.loads((tmp_path / CONFIG).read_text())
     inner = {"options": stored["options"] | options.get("options", {})}
     (tmp_path / CONFIG).write_text(json.dumps(stored | options | inner))
-    with little_memory(), pytest.raises(ValueError, match=message):
+    with little_memory(), pytest.raises(ValueError, match=message) as problem:
         load(tmp_path)
+    assert len(str(problem.value)) < 1500
 
 
 def test_a_wide_layer_takes_no_memory_before_it_is_compared(tmp_path: Path) -> None:
