@@ -16,6 +16,8 @@ from torch import Tensor
 
 from heads.grow import Budget
 from heads.target import Target
+from infer.along import along
+from infer.along import lines as lines_along
 from infer.drafters import Drafter
 from infer.generate import Generation, generate
 from infer.lookahead import Acceptance, Shape, expected_tokens, static_tree
@@ -196,7 +198,7 @@ def summary(stats: Sequence[Stats]) -> dict[str, Any]:
 
     ``tokens_per_round`` and ``loop_free_tokens_per_round`` are {value, low, high}; ``accepted_per_position`` is joint,
     ``conditional_per_position`` given that the position was reached, both over all rounds;
-    ``loop_free_accepted_per_position`` is joint without looped rounds.
+    ``loop_free_accepted_per_position`` is joint without looped rounds; ``by_output_position`` is :func:`along`'s.
     """
     log = [r for s in stats for r in s.log]
     free = loop_free(stats)
@@ -214,6 +216,7 @@ def summary(stats: Sequence[Stats]) -> dict[str, Any]:
         "accepted_per_position": joint_acceptance(log),
         "loop_free_accepted_per_position": joint_acceptance(free),
         "conditional_per_position": conditional_acceptance(log),
+        "by_output_position": along(stats),
     }
 
 
@@ -241,6 +244,8 @@ def table(report: Mapping[str, Any]) -> str:
             blocks = [report["budgets"][name]["by_category"][category] for name in names]
             figures = "".join(f"{block['loop_free_tokens_per_round']['value']:>18.2f}" for block in blocks)
             lines.append(f"{category:<26}{blocks[0]['prompts']:>8}{figures}")
+    if stretches := lines_along(report["budgets"]):
+        lines += ["", *stretches]
     return "\n".join(lines)
 
 
