@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 
 from heads.attention import attend_stored
+from heads.best_first import Likeliest, Ranking, depth_of
 from heads.kv import KVStore
 
 if TYPE_CHECKING:
     from heads.block import Block
+
+
+CANDIDATES = 128  # entries of a slot that a tree's bias is looked up for
 
 
 class BlockState:
@@ -33,11 +37,13 @@ class BlockState:
         self.rows, self.window = 0, o["window"]
         self.taps, self.root = taps, root
         self._drafted: tuple[Tensor, Tensor] | None = None
+        self._likeliest: dict[int, Likeliest] = {}
 
     def commit(self, taps: Tensor, root: Tensor) -> None:
         """Add positions: taps (1, n, taps·H), and the token (1, 1) that follows them."""
         self.taps = taps if not self.taps.shape[1] else torch.cat([self.taps, taps], 1)
         self.root, self._drafted = root, None
+        self._likeliest.clear()
 
     def catch_up(self) -> None:
         """Put waiting taps into every layer's store."""
@@ -62,6 +68,14 @@ class BlockState:
             self._drafted = hidden[0], self.heads.unary(hidden)[0]
         return self._drafted
 
+    def likeliest(self, k: int) -> Likeliest:
+        """What slot k's tokens may be, behind any token."""
+        if k not in self._likeliest:
+            markov = self.heads.markov
+            w2 = None if markov is None else markov.w2.weight
+            self._likeliest[k] = Likeliest(self.drafted()[1][k], w2, CANDIDATES)
+        return self._likeliest[k]
+
     def read_block(self) -> Tensor:
         """Normed outputs (1, slots, H) of a block on the root."""
         slots = self.heads.slots(self.root)[0]
@@ -81,7 +95,8 @@ class BlockGrower:
 
     def __init__(self, state: BlockState) -> None:
         self.state, self.heads = state, state.heads
-        self.chance = 1.0
+        self.stop_below = float(self.heads.config.options["stop_below"])
+        self._last: tuple[int, Tensor] | None = None  # the slot of a chain and the token before it
 
     def first(self) -> Tensor:
         """Logits (Vd,) of the token after the root."""
@@ -93,23 +108,33 @@ class BlockGrower:
         Raises:
             ValueError: the block has no such slot.
         """
-        depth, node = 0, nodes[0]
-        while node >= 0:
-            depth, node = depth + 1, parents[node]
+        depth = self._check(depth_of(nodes[0], parents))
+        return self._slot(depth, torch.tensor([tokens[node] for node in nodes], device=self.state.root.device))
+
+    def ranked(self, node: int, tokens: Sequence[int], parents: Sequence[int], width: int) -> Ranking:
+        """See :class:`heads.best_first.Ranked`: of the slot's own likeliest entries, behind the node's token.
+
+        Raises:
+            ValueError: the block has no such slot.
+        """
+        depth, markov = self._check(depth_of(node, parents)), self.heads.markov
+        before = self.state.root[0, 0] if node < 0 else torch.tensor(tokens[node], device=self.state.root.device)
+        return self.state.likeliest(depth).after(None if markov is None else markov.code(before), width)
+
+    def chance(self) -> float | None:
+        """See :class:`heads.grow.Doubting`: told from what stands before a token, whichever it will be (DSpark)."""
+        if self.heads.confidence is None:
+            return None
+        assert self._last is not None, "asked once there are logits"
+        k, before = self._last
+        return float(self.heads.trust(self.state.drafted()[0][k : k + 1], before).sigmoid())
+
+    def _check(self, depth: int) -> int:
         slots = self.heads.config.lookahead
         if depth >= slots:
             raise ValueError(f"a draft of depth {depth + 1} > {slots} slots of a block: ask for a shallower budget")
-        return self._slot(depth, torch.tensor([tokens[node] for node in nodes], device=self.state.root.device))
+        return depth
 
     def _slot(self, k: int, before: Tensor) -> Tensor:
-        hidden, unary = self.state.drafted()
-        if self.heads.config.options["stop_below"] and before.shape[0] == 1:
-            self.chance *= float(self.heads.trust(hidden[k : k + 1], before).sigmoid())
-        return self.heads.biased(unary[k : k + 1], before)
-
-    def worthwhile(self) -> bool:
-        """Whether the chain so far, with the token to be drafted next, is accepted often enough to be worth it.
-
-        The chance of that token is told from what stands before it alone (DSpark), whichever it will be.
-        """
-        return not self.chance < self.heads.config.options["stop_below"]
+        self._last = k, before
+        return self.heads.biased(self.state.drafted()[1][k : k + 1], before)

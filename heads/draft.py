@@ -30,6 +30,8 @@ class Draft:
         ids: (Vd,) target ids of q's entries, or None when q covers the whole vocabulary.
         scores: the drafter's log-probability of each node given its parent; empty where a drafter has none.
         sources: which of several drafters each node came from; empty when all came from one.
+        trust: how likely the drafter said each node of a chain is to be accepted once its parent is, before it drafted
+            it; empty where it cannot tell.
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +40,7 @@ class Draft:
     ids: Tensor | None = None
     scores: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
+    trust: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.q):
@@ -45,7 +48,7 @@ class Draft:
                 "a draft needs as many parents and q as tokens, "
                 f"not {len(self.parents)}, {len(self.q)}, {len(self.tokens)}"
             )
-        for name in ("scores", "sources"):
+        for name in ("scores", "sources", "trust"):
             given = len(getattr(self, name))
             if given not in (0, len(self.tokens)):
                 raise ValueError(f"a draft needs as many {name} as tokens, or none: {given}, {len(self.tokens)}")
@@ -156,4 +159,5 @@ class Draft:
             self.ids,
             tuple(self.scores[i] for i in kept) if self.scores else (),
             tuple(self.sources[i] for i in kept) if self.sources else (),
+            tuple(self.trust[i] for i in kept) if self.trust else (),
         )

@@ -6,14 +6,15 @@ and what may follow given nodes; everything about shape and budget is decided he
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from heads.best_first import Ranked, best_first
+from heads.by_depth import by_depth, log_probabilities, ranked_rows
 from heads.draft import Draft
 from heads.drawn import drawn, fixed, pick, shares
 
@@ -25,15 +26,20 @@ class Budget:
     Attributes:
         rows: rows of the verification pass, the root included: at most ``rows - 1`` tokens are proposed.
         depth: most tokens along one path (the look-ahead K).
-        width: children considered at each node; 1 makes a chain, more a tree by confidence (EAGLE-2, 2406.16858).
+        width: children considered at each node; 1 makes a chain, more a tree by confidence (EAGLE-2, 2406.16858), or
+            the best there is where heads answer for all depths at once (:mod:`heads.best_first`).
         shape: a static tree instead, as rank paths: ``(0,)`` is the likeliest child of the root, ``(0, 1)`` its
             second-likeliest child. Every path's parent must be there too.
+        floors: of a chain, by depth: it ends before that token where the drafter itself gives it and all before it
+            together a smaller chance to be accepted. Drafters that tell no chances (:class:`Doubting`), and depths
+            beyond, have none.
     """
 
     rows: int
     depth: int
     width: int = 1
     shape: tuple[tuple[int, ...], ...] | None = None
+    floors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.depth < 0 or self.width < 1:
@@ -77,7 +83,7 @@ class Budget:
         if self.shape is not None:
             return Budget.static([path for path in self.shape if len(path) <= depth])
         rows = min(self.rows, depth + 1) if self.width == 1 else self.rows
-        return Budget(rows, depth, self.width)
+        return replace(self, rows=rows, depth=depth)
 
     def fit(self, rows: int) -> Budget:
         """The same budget with at most ``rows`` rows of the pass."""
@@ -85,7 +91,11 @@ class Budget:
             return self
         if self.shape is not None:
             return Budget.static(self.shape[: rows - 1])
-        return Budget(rows, min(self.depth, rows - 1), self.width)
+        return replace(self, rows=rows, depth=min(self.depth, rows - 1))
+
+    def floor(self, depth: int) -> float:
+        """Of a chain's token with ``depth`` others before it; 0 where there is none."""
+        return self.floors[depth] if depth < len(self.floors) else 0.0
 
 
 NUCLEUS = 256  # tokens among which top-p looks first
@@ -154,13 +164,20 @@ class Grower(Protocol):
 
 @runtime_checkable
 class Doubting(Grower, Protocol):
-    """A grower that can tell when a chain is long enough."""
+    """A grower that can tell how likely its tokens are to be accepted, and so when a chain is long enough.
 
-    def worthwhile(self) -> bool:
-        """Whether a token shall be drafted from the logits last answered; asked before it is, of chains only.
+    Attributes:
+        stop_below: a chain ends before the token with which its chance of being accepted as a whole is below this.
+    """
 
-        It may go by the tokens drafted before, never by the one to be drawn: a draft that ends where its last token
-        turned out unlikely no longer follows the q it states, and what is decoded with it not the target's law.
+    stop_below: float
+
+    def chance(self) -> float | None:
+        """Of the token to be drafted from the logits last answered, once those before it are accepted; None: unknown.
+
+        Asked before it is drafted, of chains only. It may go by the tokens drafted before, never by the one to be
+        drawn: a draft that ends where its last token turned out unlikely no longer follows the q it states, and what
+        is decoded with it not the target's law.
         """
         ...
 
@@ -177,26 +194,34 @@ def grow(grower: Grower, budget: Budget, sampler: Sampler | None, ids: Tensor | 
     if budget.rows < 2 or budget.depth < 1:
         return Draft.empty()
     if budget.width == 1 and budget.shape is None:
-        return _chain(grower, min(budget.depth, budget.rows - 1), sampler, ids)
+        return _chain(grower, budget, sampler, ids)
+    if sampler is None and budget.shape is None and isinstance(grower, Ranked):
+        return best_first(grower, budget, ids)
     if sampler is not None:
         plan = shares(budget.rows - 1, budget.depth, budget.width) if budget.shape is None else fixed(budget.shape)
         return drawn(grower, plan, sampler, ids)
-    return _static(grower, budget, ids) if budget.shape is not None else _confident(grower, budget, ids)
+    return _static(grower, budget, ids) if budget.shape is not None else by_depth(grower, budget, ids)
 
 
-def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | None) -> Draft:
+def _chain(grower: Grower, budget: Budget, sampler: Sampler | None, ids: Tensor | None) -> Draft:
+    depth = min(budget.depth, budget.rows - 1)
     tokens: list[int] = []
     parents = list(range(-1, depth - 1))
+    trust: list[float] = []
+    whole = 1.0  # the chance of all that is drafted, by the drafter's word
     qs: list[Tensor | None] = []
     scores: list[float] = []
     logits = grower.first()
     for node in range(depth):
         if node:
             logits = grower.after([node - 1], tokens, parents)[0]
-        if isinstance(grower, Doubting) and not grower.worthwhile():
-            break
+        if isinstance(grower, Doubting) and (chance := grower.chance()) is not None:
+            whole *= chance
+            if whole < max(budget.floor(node), grower.stop_below):
+                break
+            trust.append(chance)
         if sampler is None:
-            best, index = _log_probabilities(logits).max(-1)
+            best, index = log_probabilities(logits).max(-1)
             place, q, score = int(index), None, float(best)
         else:
             place, q = sampler(logits)
@@ -204,18 +229,7 @@ def _chain(grower: Grower, depth: int, sampler: Sampler | None, ids: Tensor | No
         tokens.append(place if ids is None else int(ids[place]))
         qs.append(q)
         scores.append(score)
-    return Draft.chain(tokens, qs, ids, scores)
-
-
-def _log_probabilities(logits: Tensor) -> Tensor:
-    """Float32 log-probabilities; NaN counts as impossible, so that broken heads draft badly instead of crashing."""
-    return logits.float().log_softmax(-1).nan_to_num(nan=float("-inf"), neginf=float("-inf"))
-
-
-def _ranked(logits: Tensor, count: int, ids: Tensor | None) -> tuple[list[list[float]], list[list[int]]]:
-    """Log-probabilities and target ids of each row's ``count`` likeliest entries."""
-    top = _log_probabilities(logits).topk(min(count, logits.shape[-1]), -1)
-    return top.values.tolist(), (top.indices if ids is None else ids[top.indices]).tolist()
+    return replace(Draft.chain(tokens, qs, ids, scores), trust=tuple(trust))
 
 
 def _static(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
@@ -229,7 +243,7 @@ def _static(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
         asked = list(dict.fromkeys(path[:-1] for path in level))
         nodes = [place[path] for path in asked]
         logits = grower.first()[None] if depth == 1 else grower.after(nodes, tokens, parents)
-        values, names = _ranked(logits, 1 + max(path[-1] for path in level), ids)
+        values, names = ranked_rows(logits, 1 + max(path[-1] for path in level), ids)
         for path in level:
             row, rank = asked.index(path[:-1]), path[-1]
             if rank >= len(names[row]):
@@ -239,43 +253,3 @@ def _static(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
             parents.append(place[path[:-1]])
             scores.append(values[row][rank])
     return Draft(tuple(tokens), tuple(parents), (None,) * len(tokens), ids, tuple(scores))
-
-
-def _confident(grower: Grower, budget: Budget, ids: Tensor | None) -> Draft:
-    """EAGLE-2's tree: each depth expands the ``width`` likeliest nodes, the best ``rows - 1`` of all are kept.
-
-    Likeliest by the product of probabilities along the path, so what is kept always has its parents with it.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    paths: list[float] = []
-    frontier: list[int] = [-1]
-    for depth in range(1, budget.depth + 1):
-        logits = grower.first()[None] if depth == 1 else grower.after(frontier, tokens, parents)
-        values, names = _ranked(logits, budget.width, ids)
-        fresh: list[int] = []
-        for row, parent in enumerate(frontier):
-            before = 0.0 if parent < 0 else paths[parent]
-            for value, name in zip(values[row], names[row], strict=True):
-                fresh.append(len(tokens))
-                tokens.append(name)
-                parents.append(parent)
-                scores.append(value)
-                paths.append(before + value)
-        frontier = sorted(heapq.nlargest(budget.width, fresh, key=lambda node: paths[node]))
-        if depth < budget.depth and len(tokens) >= budget.rows - 1:
-            # nothing below the frontier can enter once rows - 1 nodes are likelier than all of it
-            bound = heapq.nlargest(budget.rows - 1, paths)[-1]
-            frontier = [node for node in frontier if paths[node] > bound] or []
-            if not frontier:
-                break
-    kept = sorted(heapq.nlargest(budget.rows - 1, range(len(tokens)), key=lambda node: (paths[node], -node)))
-    new = {old: place for place, old in enumerate(kept)} | {-1: -1}
-    return Draft(
-        tuple(tokens[i] for i in kept),
-        tuple(new[parents[i]] for i in kept),
-        (None,) * len(kept),
-        ids,
-        tuple(scores[i] for i in kept),
-    )

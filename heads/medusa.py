@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heads.base import DraftHeads
+from heads.best_first import Ranking, depth_of, ranking
 from heads.config import HeadsConfig
 from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.rows import drafted_from
@@ -117,6 +118,7 @@ class MedusaGrower:
 
     def __init__(self, heads: Medusa, hidden: Tensor) -> None:
         self.heads, self.hidden = heads, hidden
+        self._rankings: dict[int, Ranking] = {}
 
     def first(self) -> Tensor:
         """Logits (Vd,) of head 0."""
@@ -124,11 +126,18 @@ class MedusaGrower:
 
     def after(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Logits (len(nodes), Vd) of the head that is as deep as the nodes' children."""
-        depth, node = 0, nodes[0]
-        while node >= 0:
-            depth, node = depth + 1, parents[node]
+        return self._head(depth_of(nodes[0], parents)).expand(len(nodes), -1)
+
+    def ranked(self, node: int, tokens: Sequence[int], parents: Sequence[int], width: int) -> Ranking:
+        """See :class:`heads.best_first.Ranked`: each head is asked once a draft."""
+        depth = depth_of(node, parents)
+        if depth not in self._rankings:
+            self._rankings[depth] = ranking(self._head(depth).float().log_softmax(-1), width)
+        return self._rankings[depth]
+
+    def _head(self, depth: int) -> Tensor:
         if depth >= self.heads.config.lookahead:
             raise ValueError(
                 f"a draft of depth {depth + 1} > {self.heads.config.lookahead} heads: ask for a shallower budget"
             )
-        return self.heads.head(depth, self.hidden).expand(len(nodes), -1)
+        return self.heads.head(depth, self.hidden)
