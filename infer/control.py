@@ -2,7 +2,8 @@
 
 A budget is worth its expected tokens over its seconds (:mod:`infer.lookahead`); the first come from what was accepted
 in past rounds (:mod:`infer.tracking`), the second from a cost table and the number of texts decoded together. Nothing
-of the draft at hand is looked at, so the choice changes no law.
+of the draft at hand is looked at, so the choice changes no law. Drafters that tell how likely their tokens are to be
+accepted are given floors with a chain, below which they end it themselves (:mod:`infer.trust`).
 
 What may be lost is bounded by an account. Every round adds what it cost above ``1 + SLACK`` times what plain decoding
 would have needed for the same tokens, never below zero; a draft is allowed only if the account stays below ``TRIAL``
@@ -17,6 +18,7 @@ every 64 rounds; the first success makes the next round try, and halves what cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from typing import Protocol
 
@@ -31,6 +33,7 @@ from infer.live import LiveCosts
 from infer.lookahead import PLAIN, likeliest
 from infer.metrics import Round
 from infer.tracking import STALE, Tracker, Voice
+from infer.trust import Word
 
 SLACK = 0.04
 TRIAL = 4.0
@@ -93,12 +96,14 @@ class AdaptiveControl:
         if depth < 0 or slack < 0 or trial < 0:
             raise ValueError(f"depth, slack and trial must not be negative: {depth}, {slack}, {trial}")
         self.costs, self.slack, self.trial = costs, slack, trial
-        self.tracker = Tracker()
+        self.tracker, self.word = Tracker(), Word()
         self.lost = 0.0  # the account, in plain rounds of one text
         self._chains = [Budget.chain(k) for k in range(1, depth + 1)]
         depths = sorted({(depth + 1) // 2, depth}) if depth else []
         self._trees = [Budget(rows, d, width) for d in depths for rows in sorted(tree_rows)]
         self._learn = getattr(costs, "learn", None)
+        # differences of neighbouring sizes are the table's: what a clock says of single rounds is too coarse for them
+        self._prices: Costs = getattr(costs, "table", costs)
         self._asked, self._batch = PLAIN, 1
         self._answer: Budget | None = None
         self._probing = self._tried = self._hit = False
@@ -132,6 +137,7 @@ class AdaptiveControl:
             self._tried |= self._probing
             self._hit |= self._probing and len(path) > 0
         self.tracker.observe(asked, draft, path, STALE if self._probing and path else 1.0)
+        self.word.observe(draft, path)
 
     def _choose(self, batch: int) -> Budget:
         if self._tried:
@@ -148,7 +154,10 @@ class AdaptiveControl:
             if probe is not None and self._affordable(probe, batch, plain):
                 self._probing = True
                 return probe
-        return best
+        if best.width > 1 or best.depth == 0 or not self.word.given or self.word.whole():
+            return best
+        rate = speed * plain / self._prices.round(PLAIN, batch)  # tokens a second, were the clock the table's
+        return replace(best, floors=self.word.floors(self._prices, best.depth, rate, batch))
 
     def _could_pay(self, budget: Budget, batch: int, plain: float) -> bool:
         """Whether it would, were everything accepted."""

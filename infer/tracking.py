@@ -128,7 +128,7 @@ class Tracker:
                 tally.fade(fade)
         if len(draft):
             self._drawn[asked.width > 1] = draft.q[0] is not None
-        if asked.width == 1:
+        if asked.width == 1 and (asked.floors or not draft.trust):  # one drafted whole says nothing of those that end
             deepest = max(draft.depths, default=0)
             for depth in range(1, asked.depth + 1 if speaker else 1):
                 voice.reach.setdefault(depth, Tally()).count(depth <= deepest)

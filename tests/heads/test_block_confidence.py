@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 import torch
 from torch.nn import functional
@@ -50,21 +52,19 @@ def test_confidence_is_the_same_in_training_and_in_drafting() -> None:
         told = [step.confidence for step in made.unroll(batch)]
     for prompt in (1, 8):
         state = made.start(batch.taps[:, :prompt], ids[:, : prompt + 1])
-        chances: list[float] = []
+        chances: list[float | None] = []
         with torch.no_grad():
             grower = made.grower(state)
             grower.first()
-            chances.append(grower.chance)
+            chances.append(grower.chance())
             for node in range(3):
                 tokens = ids[0, prompt + 1 : prompt + 2 + node].tolist()
                 grower.after([node], tokens, list(range(-1, node)))
-                chances.append(grower.chance)
-        product = 1.0
+                chances.append(grower.chance())
         for j, chance in enumerate(chances):
             logits = told[j]
             assert logits is not None
-            product *= float(logits[prompt - 1].sigmoid())
-            assert chance == pytest.approx(product, rel=1e-6)
+            assert chance == pytest.approx(float(logits[prompt - 1].sigmoid()), rel=1e-6)
 
 
 def test_a_chain_ends_before_its_chance_falls_below_the_threshold() -> None:
@@ -74,14 +74,20 @@ def test_a_chain_ends_before_its_chance_falls_below_the_threshold() -> None:
     grower = made.grower(state)
     with torch.no_grad():
         grower.first()
-        chances = [grower.chance]
+        told = [grower.chance()]
         for node in range(3):
             grower.after([node], whole.tokens, whole.parents)
-            chances.append(grower.chance)
+            told.append(grower.chance())
+    assert whole.trust == tuple(told)
+    chances = list(accumulate(told, lambda a, b: a * b))
     assert chances == sorted(chances, reverse=True) and len(set(chances)) == 4
     for kept, chance in enumerate(chances):
         made.config.options["stop_below"] = chance * 1.0001
         assert made.propose(state, Budget.chain(4)).tokens == whole.tokens[:kept]
+        made.config.options["stop_below"] = 0.0
+        budget = Budget(5, 4, floors=(0.0,) * kept + (chance * 1.0001,))
+        assert made.propose(state, budget).tokens == whole.tokens[:kept], "the control's floors do the same"
+        assert made.propose(state, Budget(5, 4, floors=(chance * 0.9999,) * (kept + 1))) == whole
         made.config.options["stop_below"] = chance * 0.9999
         assert len(made.propose(state, Budget.chain(4))) >= kept + 1
         forced = Forced(list(whole.tokens))

@@ -65,7 +65,7 @@ def test_right_drafts_are_accepted_and_wrong_ones_replaced() -> None:
 # sampling
 
 
-def drawing(world: World, stop_below: float, *, draw: bool = True) -> Make:
+def drawing(world: World, stop_below: float, *, draw: bool = True, floors: tuple[float, ...] = ()) -> Make:
     """Chains of real block heads over the world's tokens, drawn by a chooser."""
     target = Target(tiny_model("llama", vocab=world.vocab))
     made = small_heads("block", target, markov_rank=8, confidence=True, stop_below=stop_below, seed=2)
@@ -73,7 +73,7 @@ def drawing(world: World, stop_below: float, *, draw: bool = True) -> Make:
 
     def make(chooser: Chooser, text: Text) -> Draft:
         state = made.start(taps, torch.tensor([[0, 0, 0, text[-1]]]))
-        return made.propose(state, Budget.chain(3), Drawing(chooser) if draw else None)
+        return made.propose(state, Budget(4, 3, floors=floors), Drawing(chooser) if draw else None)
 
     return make
 
@@ -88,6 +88,14 @@ def test_the_law_of_sampled_chains_is_the_targets(rule: str, stop_below: float) 
     world = World(3, seed=1)
     make = drawing(world, stop_below)
     assert lengths(make, world) == ({3} if not stop_below else {0, 1, 2, 3})
+    check_law(RULES[rule], make, world, 5, rejected=0.2)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "traversal"])
+def test_the_law_of_chains_that_end_by_the_controls_floors(rule: str) -> None:
+    world = World(3, seed=1)
+    make = drawing(world, 0.0, floors=(0.3, 0.25, 0.2))
+    assert lengths(make, world) == {0, 1, 2, 3}
     check_law(RULES[rule], make, world, 5, rejected=0.2)
 
 
