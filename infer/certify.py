@@ -122,7 +122,7 @@ def certify(load: Load, questions: Sequence[Question], law_prompts: Sequence[Ten
             "prompts": [question.id for question in questions],
             "prompts_sha256": _hash([question.ids for question in questions]),
             "law_prompts_sha256": _hash(law_prompts),
-            "drafts": {name: asdict(budget) for name, budget in plan.budgets.items()},
+            "drafts": {name: _named(budget) for name, budget in plan.budgets.items()},
             "max_new_tokens": plan.max_new_tokens,
             "sampling": asdict(plan.sampling),
         },
@@ -215,6 +215,11 @@ def sampled_law(target: Target, drafter: Drafter, prompts: Sequence[Tensor], pla
         "drafts": blocks,
         "control": {"name": control, "failed_as_it_must": not negative["passed"]} | negative,
     }
+
+
+def _named(budget: Budget) -> dict[str, Any]:
+    """A budget as a certificate has it: its size and shape; floors are a control's, and there is none here."""
+    return {name: value for name, value in asdict(budget).items() if name != "floors"}
 
 
 def _law_block(

@@ -94,9 +94,11 @@ def test_the_mask_is_a_token_that_is_not_special() -> None:
         assert make_config("block", target, taps=TAPS).options["mask_token_id"] == mask
     target.model.generation_config.eos_token_id = 59
     assert unused_token(target) == 58
-    for wrong in (61, 62, 59, 64, -1):
+    for wrong in (61, 62, 59, 64):
         with pytest.raises(ConfigError, match=f"mask_token_id must be 0 to 63 and no token that .*not {wrong}"):
             build(make_config("block", target, taps=TAPS, options={"mask_token_id": wrong}), target)
+    with pytest.raises(ConfigError, match=r"mask_token_id must be a whole number from 0 .*not '-1'"):
+        build(make_config("block", target, taps=TAPS, options={"mask_token_id": -1}), target)
 
 
 def test_the_mask_is_what_the_slots_read() -> None:
@@ -112,7 +114,7 @@ def test_the_mask_is_what_the_slots_read() -> None:
     ("options", "message"),
     [
         ({"layers": 0}, "layers must be 1 or more"),
-        ({"markov_rank": -1}, "markov_rank 0 or more"),
+        ({"markov_rank": -1}, "markov_rank must be a whole number from 0"),
         ({"anchors": 0}, "anchors must be a share above 0, at most 1, not 0"),
         ({"anchors": 1.5}, "not 1.5"),
         ({"stop_below": 0.5}, "stop_below needs confidence: true"),
