@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +14,10 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from infer import nucleus
 from infer.nucleus import Nucleus, certain, quick
 
-IDS = torch.zeros(1, 1, dtype=torch.long)
+IDS: Any = torch.zeros(1, 1, dtype=torch.long)  # transformers names its arguments' types more narrowly
 
 
-def row(seed: int, scale: float, coarse: bool = False) -> Tensor:
+def row(seed: int, scale: float, coarse: bool = False) -> Any:
     """(1, 5000) scores; ``coarse``: rounded to bfloat16, where many are alike."""
     scores = scale * torch.randn(1, 5000, generator=torch.Generator().manual_seed(seed))
     return scores.bfloat16().float() if coarse else scores
