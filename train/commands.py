@@ -123,6 +123,18 @@ def _losses(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return to_dict(config, rows), to_text(rows)
 
 
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    from train.compare.verb import configure
+
+    configure(parser)
+
+
+def _compare(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from train.compare.verb import run
+
+    return run(args)
+
+
 def register(add: Callable[..., None]) -> None:
     """Add the verbs to the command line."""
     add(
@@ -152,4 +164,12 @@ def register(add: Callable[..., None]) -> None:
         example="headstart losses --loss soft_ce --loss lk_mixed --steps 120",
         configure=_losses_options,
         run=_losses,
+    )
+    add(
+        "compare",
+        help="train or take several heads, other projects' too, and measure all of them on the same prompts",
+        example="headstart compare --arm ours=recipe:quickstart.yaml --arm theirs=peer:economize@lr=1e-3 "
+        "--out docs/results/quickstart",
+        configure=_compare_options,
+        run=_compare,
     )

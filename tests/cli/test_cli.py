@@ -22,6 +22,7 @@ VERBS = [
     "quickstart",
     "train-speed",
     "losses",
+    "compare",
     "eval",
     "bench",
     "plan",

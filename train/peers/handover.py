@@ -32,7 +32,7 @@ from train.ranks import Ranks
 from train.settings import to_yaml
 from train.targets import load_target
 
-RECIPE = "recipe.yaml"
+RECIPE, SECONDS = "recipe.yaml", "seconds.json"
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ def hand_over(config: RunConfig, count: int | None, folder: Path, reporter: Repo
         count: how many of its training conversations, evenly spread; None for all.
 
     Raises:
-        ValueError: another kind; and see :func:`train.assemble.load_conversations`.
+        ValueError: another kind, or an adapted or quantized target; and see :func:`train.assemble.load_conversations`.
     """
     if config.heads.kind != "eagle":
         raise ValueError(f"heads.kind is {config.heads.kind}: peers train EAGLE-3, so the recipe's must be eagle")
+    if config.target.adapter or config.target.quantization != "none":
+        raise ValueError(f"{config.target.name} is adapted or quantized here: peers load a target as it stands")
     accelerator = start(config)
     target = load_target(config, accelerator)
     every = load_conversations(config, "train", target, Ranks(accelerator), reporter)
@@ -114,7 +116,7 @@ def write_states(handover: Handover, root: Path) -> tuple[Path, float]:
     the final norm, which is how the speculators library stores them.
 
     Returns:
-        The folder, and the seconds it took: 0 where it was there.
+        The folder, and the seconds that it took to make, now or before.
 
     Raises:
         OSError: not enough room on the disk (told before anything is computed), or writing failed.
@@ -124,7 +126,7 @@ def write_states(handover: Handover, root: Path) -> tuple[Path, float]:
     key = [texts.digest, target.identity().weights, str(target.dtype), list(taps), str(dtype)]
     folder = root / f"states-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
     if folder.is_dir():
-        return folder, 0.0
+        return folder, float(json.loads((folder / SECONDS).read_text(encoding="utf-8"))["seconds"])
     root.mkdir(parents=True, exist_ok=True)
     size = int(texts.lengths.sum()) * (len(taps) + 1) * target.hidden_size * dtype.itemsize
     room = shutil.disk_usage(root).free
@@ -139,11 +141,13 @@ def write_states(handover: Handover, root: Path) -> tuple[Path, float]:
                 length = int(texts.lengths[index])
                 held = {"token_ids": ids[row, :length].cpu(), "hidden_states": states[row, :length].cpu()}
                 save_file({name: part.contiguous() for name, part in held.items()}, partial / f"hs_{index}.safetensors")
+        seconds = time.perf_counter() - began
+        write_json(partial / SECONDS, {"seconds": seconds})
         partial.chmod(0o755)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder, time.perf_counter() - began
+    return folder, seconds
 
 
 def _run_target(handover: Handover, group: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,9 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
         if newer and not peer.norms:
             off = " ".join(f"--set heads.options.{name}=false" for name in newer)
             raise ValueError(f"{peer.package} has no {' and no '.join(newer)}: train without, by {off}")
-        states = {peer.package: write_states(handover, lesson.work)[0]} if peer.reads_states else {}
+        states, states_seconds = {}, 0.0
+        if peer.reads_states:
+            states[peer.package], states_seconds = write_states(handover, lesson.work)
         contest = Contest(handover, partial / "run", {peer.package: lesson.python}, states, lesson.threads)
         steps = steps_of(config, handover.conversations.lengths, lesson.steps)
         contender = Contender(peer.package, peer, "cached" if peer.reads_states else "online", ())
@@ -104,6 +106,8 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
             "tokens": sum(step["tokens"] for step in done.result["steps"]),
             "supervised": sum(step["supervised"] for step in done.result["steps"]),
             "seconds": sum(step["seconds"] for step in done.result["steps"]),
+            "process_seconds": done.process.seconds,
+            "states_seconds": states_seconds,
             "peak_bytes": done.process.peak,
             "made": contest.wanted,
             "frozen": done.result["frozen"],

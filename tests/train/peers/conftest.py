@@ -19,6 +19,7 @@ from train.peers.handover import Handover, hand_over, write_states
 from train.peers.inside.job import Job
 from train.progress import Reporter
 from train.settings import load
+from train.train_heads import train
 
 FAKES = {
     "economize": fake_economize,
@@ -65,7 +66,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch, runners: dict[str, Runner]) -> l
 
     def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: float | None = None) -> Any:
         commands.append(list(command))
-        runners[command[2]](Job.read(command[3]))
+        if command[1].endswith("train_heads.py"):
+            train(command[2:])
+        else:
+            runners[command[2]](Job.read(command[3]))
         return meter.Metered(1.5, 2.5, 3 << 30)
 
     monkeypatch.setattr(meter, "run", run)

@@ -41,7 +41,7 @@ def test_shape_names_everything_by_value(world: Path) -> None:
 def test_states_are_the_taps_and_the_last_one_before_its_norm(world: Path) -> None:
     handover = handed(world)
     folder, seconds = write_states(handover, world)
-    assert seconds > 0 and write_states(handover, world) == (folder, 0.0), "made once"
+    assert seconds > 0 and write_states(handover, world) == (folder, seconds), "made once"
     target = handover.target
     for index in range(8):
         held = load_file(folder / f"hs_{index}.safetensors")
@@ -65,9 +65,11 @@ def test_other_states_lie_elsewhere_and_need_room(world: Path, monkeypatch: pyte
     assert len(list(world.glob("*states-*"))) == 2
 
 
-def test_only_eagle_is_handed_over(world: Path) -> None:
+def test_only_eagle_on_a_plain_target_is_handed_over(world: Path) -> None:
     with pytest.raises(ValueError, match=r"heads\.kind is medusa: peers train EAGLE-3"):
         handed(world, "--heads.kind=medusa")
+    with pytest.raises(ValueError, match="is adapted or quantized here: peers load a target as it stands"):
+        handed(world, "--target.adapter=org/adapter")
 
 
 def test_a_digest_sees_order_masks_and_borders() -> None:

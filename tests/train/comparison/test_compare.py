@@ -1,0 +1,119 @@
+"""The comparison as a user runs it: arms of every source, equal tokens, figures of every budget, whole files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headstart import main
+from tests.train.peers.conftest import PLAIN
+from tests.train.world import RECIPE
+from train.compare import arms as arms_of
+
+MEDUSA = "heads: {{kind: medusa, lookahead: 3, draft_vocab_size: 100}}"
+
+
+@pytest.fixture
+def recipes(world: Path) -> Path:
+    """A second recipe, of another kind, beside the world's own."""
+    text = RECIPE.replace(next(line for line in RECIPE.splitlines() if line.startswith("heads:")), MEDUSA)
+    (world / "medusa.yaml").write_text(text.format(folder=world).replace("batch_tokens: 160", "batch_tokens: 80"))
+    rows = [{"prompt": f"say {word}", "category": word[0]} for word in ("abc", "bad", "add")]
+    (world / "prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return world
+
+
+def words(world: Path, *more: str) -> list[str]:
+    off = [part for setting in PLAIN for part in ("--set", setting.removeprefix("--"))]
+    small = ["--steps", "6", "--max-new-tokens", "10", "--depth", "4", "--control-prompts", "1", "--dtype", "float32"]
+    place = ["--runs", str(world / "runs"), "--out", str(world / "out"), "--prompts", str(world / "prompts.jsonl")]
+    return ["compare", "--config", str(world / "recipe.yaml"), *off, *small, *place, "--python", "economize=x", *more]
+
+
+def arms(world: Path) -> list[str]:
+    found = [f"ours=recipe:{world}/recipe.yaml@heads.lookahead=2", f"medusa=recipe:{world}/medusa.yaml"]
+    found.append("theirs=peer:economize@lr=0.5")
+    return [part for arm in found for part in ("--arm", arm)]
+
+
+def test_arms_of_every_source(recipes: Path, in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(recipes, *arms(recipes), "--temperatures", "0,1")) == 0
+    shown = capsys.readouterr().out
+    out = recipes / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md", "accepted_by_position.png", "report.json", "tokens_by_budget.png", "training.png",
+    ]  # fmt: skip
+    report = json.loads((out / "report.json").read_text())
+    assert list(report["arms"]) == ["ours", "medusa", "theirs", "prompt lookup", "target itself"]
+    tokens = {name: report["arms"][name]["training"]["tokens"] for name in ("ours", "medusa", "theirs")}
+    assert len(set(tokens.values())) == 1, "the recipe's own batches do not count: all see as many tokens"
+    ours = report["arms"]["ours"]
+    assert list(ours["decoded"]) == ["chain 7 T=0", "tree 32 T=0", "chain 7 T=1", "tree 32 T=1"]
+    for name, arm in report["arms"].items():
+        for walked, decoded in arm["walked_and_decoded"].values():
+            assert walked == decoded, name
+    assert [point[0] for point in ours["training"]["curve"]] == [1, 2, 3, 4, 5, 6]
+    itself = report["arms"]["target itself"]["greedy"]
+    # nine tokens behind the prefill's in rounds of 4, 4 and 1: always right, and never beyond the end
+    assert itself["chain 3"]["prompts"] == 1 and (itself["chain 3"]["rounds"], itself["chain 3"]["accepted"]) == (3, 6)
+    assert set(report["times"]) == {"medusa", "theirs"} and "tree 16" in report["times"]["medusa"]
+    text = (out / "README.md").read_text()
+    assert "accepted drafts a round: ours over" in shown and "accepted drafts a round: ours over" in text
+    assert "teach.py economize --steps 6 --lr 0.5" in text and "![training.png](training.png)" in text
+
+
+def test_what_is_trained_is_found_again_and_heads_may_be_there(recipes: Path, in_process: list[list[str]]) -> None:
+    one = ("--arm", f"ours=recipe:{recipes}/recipe.yaml", "--arm", "theirs=peer:economize", "--temperatures", "0")
+    assert main(words(recipes, *one)) == 0
+    first = json.loads((recipes / "out" / "report.json").read_text())["arms"]
+    (recipes / "out").rename(recipes / "before")
+    ran = len(in_process)
+    there = ("--arm", f"again=heads:{first['ours']['training']['heads']}")
+    assert main(words(recipes, *one, *there)) == 0
+    second = json.loads((recipes / "out" / "report.json").read_text())["arms"]
+    assert [Path(command[1]).name for command in in_process[ran:]] == ["train_heads.py"], "which says it is finished"
+    assert second["again"]["greedy"] == second["ours"]["greedy"] == first["ours"]["greedy"]
+    assert second["again"]["training"]["tokens"] is None
+    assert second["ours"]["training"] == first["ours"]["training"]
+
+
+def test_equal_seconds_train_once_more(recipes: Path, in_process: list[list[str]]) -> None:
+    one = ("--arm", f"ours=recipe:{recipes}/recipe.yaml", "--temperatures", "0", "--seconds", "3")
+    assert main(words(recipes, *one)) == 0
+    arms = json.loads((recipes / "out" / "report.json").read_text())["arms"]
+    before, after = arms["ours"]["training"], arms["ours, 3 s"]["training"]
+    assert after["steps"] == round(6 * 3 / before["seconds"]) != 6
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--arm", "ours"], "write NAME=SOURCE:WHAT, as in ours=recipe:quickstart.yaml"),
+        (["--arm", "a=recpe:x"], "heads come from recipe, peer, heads — did you mean 'recipe'?"),
+        (["--arm", "a=recipe:quickstart.yaml@train.lr"], "train.lr has no value behind it"),
+        (["--arm", "a=heads:x", "--arm", "a=heads:y"], "two arms have one name"),
+        (["--arm", "a=peer:vllm"], "peers are economize, speculators, not vllm"),
+        (["--arm", "a=peer:economize@optimizer=muon"], "optimizer may be muon, with speculators"),
+        (["--arm", "a=recipe:quickstart.yaml@train.lrr=1"], "did you mean train.lr?"),
+        (["--arm", "a=heads:x", "--temperatures", "warm"], "numbers of 0 or more, apart by commas"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    more: list[str], message: str, recipes: Path, in_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(recipes, *more)) == 2
+    assert message in capsys.readouterr().err
+    assert not (recipes / "out").exists() and not list(recipes.glob(".out*"))
+
+
+def test_arms_that_saw_other_data_are_no_comparison(
+    recipes: Path, in_process: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = arms_of.SOURCES["peer"]
+    monkeypatch.setitem(arms_of.SOURCES, "peer", lambda arm, course: replace(whole(arm, course), tokens=1))
+    two = ("--arm", f"ours=recipe:{recipes}/recipe.yaml", "--arm", "theirs=peer:economize", "--temperatures", "0")
+    assert main(words(recipes, *two)) == 2
+    assert "the arms did not see equally many tokens" in capsys.readouterr().err

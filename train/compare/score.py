@@ -1,0 +1,120 @@
+"""What heads are worth on the prompts: every budget by a walk along greedy texts, two of them really decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from heads.autoregressive import Autoregressive
+from heads.base import DraftHeads
+from heads.grow import Budget
+from heads.target import Target
+from infer.drafters import Drafter, HeadsDrafter
+from infer.drafters.draft_model import DraftModelDrafter
+from infer.drafters.lookup import LookupDrafter
+from infer.evaluate import TREE_WIDTH, Question, Settings, summary
+from infer.metrics import Stats
+from infer.walk import Walk, walk
+from infer.progress import progress
+
+CHAINS = (1, 2, 3, 4, 5, 6, 7)
+TREES = (2, 4, 8, 16, 32, 64)
+CHAIN_ROWS, TREE_ROWS = 8, 32  # the budgets that are really decoded
+LOOKUP, ITSELF = "prompt lookup", "target itself"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter, how deep it can draft, and on how many of the prompts it is tried (None for all)."""
+
+    drafter: Drafter
+    deepest: int
+    prompts: int | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Figures of one contestant, one entry a prompt.
+
+    Attributes:
+        greedy: by budget ("chain 7", "tree 32"), from walks.
+        decoded: by budget and temperature ("chain 7 T=0"), really decoded.
+    """
+
+    greedy: dict[str, list[Stats]]
+    decoded: dict[str, list[Stats]]
+
+    def blocks(self) -> dict[str, Any]:
+        """Plain figures."""
+        found = {"greedy": self.greedy, "decoded": self.decoded}
+        return {kind: {name: summary(each) for name, each in part.items()} for kind, part in found.items()}
+
+
+def of_heads(heads: DraftHeads, depth: int) -> Contestant:
+    """Heads, drafting as deep as ``depth`` where they draft on their own outputs, else as deep as they were trained."""
+    own = heads.config.lookahead
+    return Contestant(HeadsDrafter(heads), depth if isinstance(heads, Autoregressive) else min(depth, own))
+
+
+def controls(target: Target, depth: int, prompts: int) -> dict[str, Contestant]:
+    """What any score is to be held against: text that repeats itself, and a draft that is always right."""
+    itself = DraftModelDrafter(target, lookahead=depth)
+    return {LOOKUP: Contestant(LookupDrafter(), depth), ITSELF: Contestant(itself, depth, prompts)}
+
+
+def decoded_budgets(deepest: int) -> dict[str, Budget]:
+    """The two budgets that are really decoded, no deeper than a drafter can draft."""
+    chain = min(CHAIN_ROWS - 1, deepest)
+    return {
+        f"chain {CHAIN_ROWS - 1}": Budget.chain(chain),
+        f"tree {TREE_ROWS}": Budget(rows=TREE_ROWS, depth=deepest, width=TREE_WIDTH),
+    }
+
+
+def score(
+    target: Target,
+    contestant: Contestant,
+    questions: Sequence[Question],
+    settings: Settings,
+    temperatures: Sequence[float],
+    name: str,
+) -> Score:
+    """Walk along the answers, and decode them at each temperature.
+
+    Args:
+        settings: length and seed; its temperature does not count.
+    """
+    deepest, some = contestant.deepest, questions[: contestant.prompts]
+    tree = Budget(rows=max(TREES), depth=deepest, width=TREE_WIDTH)
+    budgets = decoded_budgets(deepest)
+    walks: list[Walk] = []
+    keys = [(key, heat) for heat in temperatures for key in budgets]
+    decoded: dict[str, list[Stats]] = {f"{key} T={heat:g}": [] for key, heat in keys}
+    greedy = Settings(settings.max_new_tokens, 0.0, settings.seed)
+    for place, question in enumerate(progress(some, len(some), name)):
+        walks.append(walk(target, contestant.drafter, question, greedy, chain=min(max(CHAINS), deepest), tree=tree))
+        for key, heat in keys:
+            asked = Settings(settings.max_new_tokens, heat, settings.seed)
+            with torch.inference_mode():
+                out = asked.decode(target, contestant.drafter, question, budgets[key], place)
+            decoded[f"{key} T={heat:g}"].append(out.stats)
+    return Score(_nested(walks, deepest), decoded)
+
+
+def _nested(walks: Sequence[Walk], deepest: int) -> dict[str, list[Stats]]:
+    chains = {f"chain {depth}": [one.by_chain(min(depth, deepest)) for one in walks] for depth in CHAINS}
+    return chains | {f"tree {rows}": [one.by_tree(rows) for one in walks] for rows in TREES}
+
+
+def agreement(found: Score) -> Mapping[str, tuple[float, float]]:
+    """Tokens per round of the walks beside those of real greedy decoding, for each budget that was really decoded."""
+    pairs = {}
+    for key, stats in found.decoded.items():
+        budget, _, heat = key.partition(" T=")
+        if float(heat) == 0:
+            walked, real = (Stats.pooled(each).tokens_per_round for each in (found.greedy[budget], stats))
+            pairs[budget] = (walked, real)
+    return pairs
