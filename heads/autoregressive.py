@@ -23,7 +23,7 @@ from heads.eagle_state import EagleGrower, EagleState
 from heads.flex import attend_flex
 from heads.judge import Output, TrainingBatch, UnrollStep
 from heads.layer import DecoderLayer
-from heads.rows import drafted_from, packed, positions_of, take, visible
+from heads.rows import drafted_from, packed, positions_of, visible
 
 
 class Autoregressive(DraftHeads):
@@ -83,34 +83,46 @@ class Autoregressive(DraftHeads):
     # training
 
     def unroll(self, batch: TrainingBatch) -> Iterator[UnrollStep]:
-        """Draft from every row whose next-but-one token is trained; rows are packed to the left of (B, R)."""
+        """Draft from every row whose next-but-one token is trained.
+
+        The layer reads all n of them end to end, (1, n, ·); only attention needs them by text, packed to the left of
+        (B, R), where some places are nobody's.
+        """
         trained = drafted_from(batch)
         order, valid = packed(trained, int(trained.sum(1).max()))
         where, place = valid.nonzero(as_tuple=True)
-        length = batch.ids.shape[1]
+        row, length = order[where, place], batch.ids.shape[1]
+        number = (valid.flatten().cumsum(0) - 1).clamp(min=0).view(valid.shape)  # of the row at each place
+
+        def by_text(flat: Tensor) -> Tensor:
+            return flat[0][:, number].transpose(0, 1)
+
+        def read(q: Tensor) -> Tensor:
+            return attend(by_text(q), k0, v0, seen, own)[where, :, place].transpose(0, 1)[None]
 
         g = self.fuse(batch.taps)
         after = torch.cat([batch.ids[:, 1:], batch.ids[:, -1:]], 1)
         x_all, residual_all = self.inputs(self.target.embed(after).to(g.dtype), g)
         k0, v0 = self.layer.keys_values(x_all, self.rotation(batch.positions, x_all.dtype))
-        seen, places = visible(batch, order, self.config.options["window"]), positions_of(batch, order)
+        seen = visible(batch, order, self.config.options["window"])
+        places = positions_of(batch, order)[where, place][None]
         output = Output(lambda spoken, _: self.project(spoken), self.outputs)
 
         attend = {"plain": attend_rows, "flex": attend_flex}[self.attention]
-        x, residual = take(x_all, order), take(residual_all, order)
+        x, residual = x_all[where, row][None], residual_all[where, row][None]
         own: list[tuple[Tensor, Tensor]] = []
         hidden = residual
         for j in range(self.config.lookahead):
             rotation = self.rotation(places + j, x.dtype)
             if j:
-                token = batch.ids.gather(1, (order + 1 + j).clamp(max=length - 1))
+                token = batch.ids[where, (row + 1 + j).clamp(max=length - 1)][None]
                 x, residual = self.inputs(self.target.embed(token).to(hidden.dtype), hidden)
-                own.append(self.layer.keys_values(x, rotation))
-            out = self.layer(x, residual, rotation, lambda q: attend(q, k0, v0, seen, own))
+                k, v = self.layer.keys_values(x, rotation)
+                own.append((by_text(k), by_text(v)))
+            out = self.layer(x, residual, rotation, read)
             hidden = self.feed_back(out)
-            chosen, row = out[where, place], order[where, place]
-            terms = self.terms(chosen, batch, where, (row + 1 + j).clamp(max=length - 1))
-            yield UnrollStep(self.spoken(chosen), output, where, row, terms=terms)
+            terms = self.terms(out[0], batch, where, (row + 1 + j).clamp(max=length - 1))
+            yield UnrollStep(self.spoken(out[0]), output, where, row, terms=terms)
 
     # decoding
 

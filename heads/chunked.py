@@ -25,7 +25,7 @@ from heads.judge import Criterion, Teacher, TeacherRows, UnrollStep
 
 CHUNK_ENTRIES = {"cpu": 1 << 19}  # logits judged at a time: 2 MB in float32, a core's second-level cache
 CHUNK_ELSEWHERE = 1 << 24  # an accelerator wants large kernels
-PASS_ENTRIES = 1 << 22  # logits made at a time, but of no fewer rows than PASS_ROWS: matrix products want some
+PASS_ENTRIES = 1 << 23  # logits made at a time, but of no fewer rows than PASS_ROWS: matrix products want some
 PASS_ROWS = 256
 
 
@@ -161,16 +161,17 @@ class _Judging:
         """Terms of logits (m, Vd), a few rows at a time; fills the ``gradient`` of their weighted sum."""
         found, wide = position.found, torch.promote_types(logits.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=logits.device)
-        entries = CHUNK_ENTRIES.get(logits.device.type, CHUNK_ELSEWHERE)
-        for few in torch.arange(len(rows), device=rows.device).split(max(1, entries // logits.shape[1])):
-            place = position.rows[rows[few]]
+        size = max(1, CHUNK_ENTRIES.get(logits.device.type, CHUNK_ELSEWHERE) // logits.shape[1])
+        places = position.rows[rows]
+        for few in (slice(at, at + size) for at in range(0, max(1, len(rows)), size)):  # no rows name the terms too
+            place = places[few]
             word = self.teacher.word(said[place - start], place)
             own = logits[few].to(wide).requires_grad_(gradient is not None)
             with torch.set_grad_enabled(gradient is not None):
                 values = self.criterion(own, word)
                 loss = torch.stack(list(values.values())).sum()
             if gradient is not None:
-                gradient[few] = (torch.autograd.grad(loss, own)[0] * position.weight).to(gradient.dtype)
+                gradient[few] = torch.autograd.grad(loss, own)[0] * position.weight
             total += loss.detach()
             for name, value in values.items():
                 found.terms[name] = found.terms.get(name, 0) + value.detach().sum()

@@ -147,7 +147,7 @@ class TeacherRows:
         self.place[says] = torch.arange(int(says.sum()), device=says.device)
         self.hidden = batch.hidden[says]
         self.lse, self.top = batch.lse[says], batch.top[says]
-        self.said = batch.ids.roll(-1, 1)[says]
+        self.label = self._place(batch.ids.roll(-1, 1)[says])
 
     def __len__(self) -> int:
         return len(self.top)
@@ -174,8 +174,11 @@ class TeacherRows:
 
     def word(self, logits: Tensor, rows: Tensor) -> Teacher:
         """What the criterion is told of rows (m,), whose logits (m, Vd) are given."""
-        label = self.said[rows]
-        if self.draft_ids is not None:
-            place = torch.searchsorted(self.draft_ids, label).clamp(max=len(self.draft_ids) - 1)
-            label = torch.where(self.draft_ids[place] == label, place, -1)
-        return Teacher(logits, self.lse[rows], label)
+        return Teacher(logits, self.lse[rows], self.label[rows])
+
+    def _place(self, said: Tensor) -> Tensor:
+        """Places (n,) in the draft vocabulary of token ids (n,), -1 where they have none."""
+        if self.draft_ids is None:
+            return said
+        place = torch.searchsorted(self.draft_ids, said).clamp(max=len(self.draft_ids) - 1)
+        return torch.where(self.draft_ids[place] == said, place, -1)
