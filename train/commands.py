@@ -15,6 +15,7 @@ from train.assemble import find_recipe
 from train.progress import Reporter
 from train.settings import load
 from train.speed import measure
+from train.speed_packing import measure_packing
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
@@ -63,12 +64,16 @@ def _options(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="a setting over the recipe's; repeatable",
     )
+    parser.add_argument("--packing", action="store_true", help="packed against padded rows, states as the recipe says")
 
 
 def _run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     config = load(find_recipe(args.config), [f"--{word}" for word in args.set])
     if args.conversations < 1 or args.epochs < 1:
         raise ValueError("--conversations and --epochs must be 1 or more")
+    if args.packing:
+        speed = measure_packing(config, args.conversations, args.epochs, Reporter(True))
+        return speed.to_dict(), speed.to_text()
     found = measure(config, args.conversations, args.epochs, Reporter(True)).to_dict()
     return found, "\n".join(
         (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,16 +67,31 @@ def measure(config: RunConfig, conversations: int, epochs: int, reporter: Report
     Raises:
         ValueError, OSError: as training does.
     """
-    if config.data.cache_folder:  # the disk that real caches are on
+    with aside(config) as quiet:
+        return _measure(quiet, conversations, epochs, reporter, Path(quiet.output.folder))
+
+
+@contextmanager
+def aside(config: RunConfig) -> Iterator[RunConfig]:
+    """The recipe without a tracker, its run in a folder that is removed afterwards, on the disk that caches are on."""
+    if config.data.cache_folder:
         Path(config.data.cache_folder).mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="headstart-speed-", dir=config.data.cache_folder))
+    scratch = tempfile.mkdtemp(prefix="headstart-speed-", dir=config.data.cache_folder)
     try:
-        quiet = replace(
-            config, tracker=replace(config.tracker, kind="none"), output=replace(config.output, folder=str(scratch))
+        yield replace(
+            config, tracker=replace(config.tracker, kind="none"), output=replace(config.output, folder=scratch)
         )
-        return _measure(quiet, conversations, epochs, reporter, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def time_epoch(trainer: Trainer, epoch: int) -> float:
+    """Seconds of an epoch's steps."""
+    began = time.perf_counter()
+    for indices in trainer.plan(epoch):
+        trainer.optimizer_step(indices, StopRequest())
+        trainer.progress.step += 1
+    return time.perf_counter() - began
 
 
 def _measure(config: RunConfig, conversations: int, epochs: int, reporter: Reporter, scratch: Path) -> Speed:
@@ -94,10 +111,6 @@ def _measure(config: RunConfig, conversations: int, epochs: int, reporter: Repor
     seconds: list[list[float]] = [[], []]
     for epoch in range(epochs):
         for trainer, times in zip(trainers, seconds, strict=True):
-            began = time.perf_counter()
-            for indices in trainer.plan(epoch):
-                trainer.optimizer_step(indices, StopRequest())
-                trainer.progress.step += 1
-            times.append(time.perf_counter() - began)
+            times.append(time_epoch(trainer, epoch))
         reporter.say(f"epoch {epoch + 1}/{epochs}: cached {seconds[0][-1]:.1f} s, online {seconds[1][-1]:.1f} s")
     return Speed(int(some.lengths.sum()), online=seconds[1], cached=seconds[0], build=built)

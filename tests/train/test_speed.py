@@ -10,6 +10,7 @@ import pytest
 
 from train import commands
 from train.speed import Speed
+from train.speed_packing import PackingSpeed
 
 
 def test_ratios_are_of_sums() -> None:
@@ -37,6 +38,23 @@ def test_the_verb_trains_both_ways(world: Path) -> None:
     assert min(report[key] for key in ("ratio", "ratio_with_build", "build_seconds")) > 0
     assert "tokens/s" in text and "online" in text
     assert not (world / "run").exists() and list((world / "cache").glob("*")) == []
+
+
+def test_the_verb_trains_packed_and_padded(world: Path) -> None:
+    words = ["--config", str(world / "recipe.yaml"), "--conversations", "6", "--epochs", "2", "--packing"]
+    report, text = verb([*words, "--set", "train.bucket=1"])
+    assert report["epochs"] == 2 and set(report["seconds"]) == {"padded", "packed"}
+    assert all(len(times) == 2 and min(times) > 0 for times in report["seconds"].values())
+    assert 0 <= report["padding"]["packed"] < report["padding"]["padded"] < 1
+    assert "packed is" in text and f"{report['ratio']:.2f} times as fast" in text
+    assert not (world / "run").exists() and list((world / "cache").glob("*")) == []
+
+
+def test_packing_is_of_sums() -> None:
+    seconds = {"padded": [3.0, 9.0], "packed": [2.0, 4.0]}
+    found = PackingSpeed(tokens=60, places={"padded": 80, "packed": 64}, seconds=seconds).to_dict()
+    assert found["ratio"] == 2.0 and found["tokens_per_second"] == {"padded": 5.0, "packed": 10.0}
+    assert found["padding"] == {"padded": 0.25, "packed": 0.0625}
 
 
 def test_wrong_numbers_and_settings(world: Path) -> None:
