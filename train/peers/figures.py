@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -63,4 +64,19 @@ def table(report: dict[str, Any]) -> str:
         )
     for name, ratio in report["ratios"].items():
         lines.append(f"{name}: {ratio:.2f} times the better peer ({report['better_peer']})")
+    for name, row in report["trainers"].items():
+        if row["frozen"]:
+            lines.append(f"{name} leaves {', '.join(row['frozen'])} as it is and has that much less to do")
     return "\n".join(lines)
+
+
+def terms(report: dict[str, Any]) -> str:
+    """What is the same for all, as it was checked of each run."""
+    made = report["made"]
+    draft, weights = made["weights"]["lm_head.weight"][0], sum(math.prod(shape) for shape in made["weights"].values())
+    return (
+        f"all alike: {report['conversations']} conversations, {report['tokens']:,} tokens, {report['supervised']:,} of "
+        f"them supervised; EAGLE-3 of {weights / 1e6:.2f}M weights in {'/'.join(made['dtypes'])} under precision "
+        f"{made['precision']}, taps {made['taps']}, unroll depth {made['lookahead']}, draft vocabulary {draft:,}; "
+        f"{report['threads']} threads; each at the best of the batch sizes that were tried or named"
+    )

@@ -38,7 +38,7 @@ from train.config import RunConfig  # noqa: E402
 from train.interrupt import Terminated, terminate  # noqa: E402
 from train.peers.contest import CONTENDERS, WARM_UP, Contender, Contest, Run  # noqa: E402
 from train.peers.environments import PEERS, default_root, python_of  # noqa: E402
-from train.peers.figures import best, summarize, table  # noqa: E402
+from train.peers.figures import best, summarize, table, terms  # noqa: E402
 from train.peers.handover import hand_over, write_states  # noqa: E402
 from train.peers.inside.job import write_json  # noqa: E402
 from train.progress import Reporter  # noqa: E402
@@ -157,13 +157,18 @@ def _measure(
 
 def _tried(contest: Contest, contender: Contender, args: argparse.Namespace, reporter: Reporter) -> int:
     """The batch size at which a contender is fastest on some of the data."""
+    steps = {
+        batch: contest.plan(batch)[: WARM_UP + math.ceil(args.trial_tokens / batch)] for batch in contender.batches
+    }
+    tried = [batch for batch in contender.batches if len(steps[batch]) > WARM_UP]
+    if not tried:
+        least = min(contender.batches)
+        raise ValueError(f"{len(steps[least])} steps of {least} tokens are too few: name more --conversations")
+    if left := [f"{batch:,}" for batch in contender.batches if batch not in tried]:
+        reporter.say(f"{contender.name}: too few --conversations to try {' and '.join(left)} tokens a step")
     runs = []
-    for batch in contender.batches:
-        plan = contest.plan(batch)
-        steps = plan[: WARM_UP + math.ceil(args.trial_tokens / batch)]
-        if len(steps) <= WARM_UP:
-            raise ValueError(f"{len(steps)} steps of {batch} tokens are too few: name more --conversations")
-        runs.append(contest.run(contender, batch, steps))
+    for batch in tried:
+        runs.append(contest.run(contender, batch, steps[batch]))
         _tell(runs[-1], "trying", reporter)
     return best(runs)
 
@@ -180,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.json is not None and not args.json.parent.is_dir():
             raise FileNotFoundError(f"--json {args.json}: the folder {args.json.parent} does not exist, make it first")
         report = measure(args, Reporter(True))
-        print(table(report))
+        print(f"{terms(report)}\n{table(report)}")
         if args.json is not None:
             write_json(args.json, report)
     except (ValueError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from train.peers.inside.job import digest
 from train.peers.meter import Metered
 
 
-def run_of(contender: Contender, batch: int, seconds: float, peak: int = 1 << 30) -> Run:
+def run_of(contender: Contender, batch: int, seconds: float, peak: int = 1 << 30, frozen: Sequence[str] = ()) -> Run:
     """Four steps of 100 tokens, 60 of them supervised; the first two are not timed."""
     steps = [{"seconds": 50.0, "processor": 60.0, "tokens": 100, "supervised": 60}] * 2
     steps += [{"seconds": seconds, "processor": 2 * seconds, "tokens": 100, "supervised": 60}] * 2
-    result = {"steps": steps, "frozen": [], "versions": {"torch": "2"}}
+    result = {"steps": steps, "frozen": frozen, "versions": {"torch": "2"}}
     return Run(contender, batch, Metered(9.0, 8.0, peak), result, Path("out"))
 
 
@@ -30,7 +31,7 @@ def test_figures_are_of_timed_steps_and_the_middle_round() -> None:
     ours, economize, online, speculators = CONTENDERS
     runs = [run_of(ours, 64, seconds) for seconds in (0.5, 0.25, 0.2)]
     runs += [run_of(economize, 32, 2.0, 3 << 30), run_of(economize, 32, 1.0), run_of(economize, 32, 4.0)]
-    runs += [run_of(online, 64, 1.0), run_of(speculators, 16, 0.8)]
+    runs += [run_of(online, 64, 1.0), run_of(speculators, 16, 0.8, frozen=["lm_head.weight"])]
     report = summarize(runs, cached_build=7.0)
     rows = report["trainers"]
     assert rows["headstart, cached"]["tokens_per_second"] == 400.0 == 100 / 0.25
@@ -42,6 +43,7 @@ def test_figures_are_of_timed_steps_and_the_middle_round() -> None:
     assert report["ratios"] == {"headstart, cached": 3.2, "headstart, online": 0.8}
     shown = table(report)
     assert "headstart, cached: 3.20 times the better peer (speculators, cached)" in shown and "200 to 500" in shown
+    assert "speculators, cached leaves lm_head.weight as it is" in shown and shown.count("as it is") == 1
     assert best([run_of(ours, 8, 0.5), run_of(ours, 16, 0.2), run_of(ours, 32, 0.4)]) == 16
 
 
@@ -53,7 +55,7 @@ def words(world: Path, *more: str) -> list[str]:
 def test_all_train_in_turns_and_are_compared(
     world: Path, in_process: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = tuple(Contender(one.name, one.peer, one.features, (40, 80)) for one in CONTENDERS)
+    small = tuple(Contender(one.name, one.peer, one.features, (40, 80, 10_000)) for one in CONTENDERS)
     monkeypatch.setattr(throughput, "CONTENDERS", small)
     fixed = ("--trial-tokens", "40", "--batch", "headstart=40", "--json", str(world / "out.json"), "--at-least", "0")
     assert throughput.main(words(world, *fixed, "--set", "train.lr=1e-4")) == 0
@@ -68,7 +70,11 @@ def test_all_train_in_turns_and_are_compared(
     rows = report["trainers"].values()
     assert {row["tokens"] for row in rows} == {report["tokens"]} and report["conversations"] == 10
     assert {row["supervised"] for row in rows} == {report["supervised"]} and report["cache_build_seconds"] > 0
-    assert "times the better peer" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "times the better peer" in told.out
+    same = f"10 conversations, {report['tokens']:,} tokens, {report['supervised']:,} of them supervised; EAGLE-3 of "
+    assert same in told.out and "unroll depth 3, draft vocabulary 100;" in told.out
+    assert "economize, online: too few --conversations to try 10,000 tokens a step" in told.out + told.err
 
 
 def test_falling_short_is_an_answer_of_no(world: Path, in_process: list[list[str]]) -> None:
