@@ -22,6 +22,7 @@ from heads.draft import Draft
 from heads.grow import Budget
 from heads.target import Target
 from infer.drafters import Drafter, NoDrafter
+from infer.drafters.inside import refuse_inside
 from infer.evaluate import Question, Settings
 from infer.metrics import Round, Stats, mark_loops
 
@@ -90,8 +91,10 @@ def walk(target: Target, drafter: Drafter, question: Question, settings: Setting
         tree: by confidence, as large as any that will be asked for.
 
     Raises:
-        ValueError: sampling, or a tree of a fixed shape.
+        ValueError: sampling, a tree of a fixed shape, or heads that draft inside the verification pass: what they
+            draft hangs on the rows of the round before.
     """
+    refuse_inside(drafter, "a walk along a text")
     if settings.temperature or tree.shape is not None:
         raise ValueError("budgets are nested in greedy decoding with trees by confidence, and nowhere else")
     text = settings.decode(target, NoDrafter(), question, Budget.chain(0), 0).sequences[0]

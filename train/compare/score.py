@@ -14,15 +14,16 @@ from heads.grow import Budget
 from heads.target import Target
 from infer.drafters import Drafter, HeadsDrafter
 from infer.drafters.draft_model import DraftModelDrafter
+from infer.drafters.inside import inside_of
 from infer.drafters.lookup import LookupDrafter
 from infer.evaluate import TREE_WIDTH, Question, Settings, summary
 from infer.metrics import Stats
-from infer.walk import Walk, walk
 from infer.progress import progress
+from infer.walk import walk
 
 CHAINS = (1, 2, 3, 4, 5, 6, 7)
 TREES = (2, 4, 8, 16, 32, 64)
-CHAIN_ROWS, TREE_ROWS = 8, 32  # the budgets that are really decoded
+DECODED = ("chain 7", "tree 32")  # really, of 8 and of 32 rows
 LOOKUP, ITSELF = "prompt lookup", "target itself"
 
 
@@ -40,7 +41,7 @@ class Score:
     """Figures of one contestant, one entry a prompt.
 
     Attributes:
-        greedy: by budget ("chain 7", "tree 32"), from walks.
+        greedy: by budget ("chain 7", "tree 32"), from walks; really decoded where a drafter's cannot be walked.
         decoded: by budget and temperature ("chain 7 T=0"), really decoded.
     """
 
@@ -65,13 +66,10 @@ def controls(target: Target, depth: int, prompts: int) -> dict[str, Contestant]:
     return {LOOKUP: Contestant(LookupDrafter(), depth), ITSELF: Contestant(itself, depth, prompts)}
 
 
-def decoded_budgets(deepest: int) -> dict[str, Budget]:
-    """The two budgets that are really decoded, no deeper than a drafter can draft."""
-    chain = min(CHAIN_ROWS - 1, deepest)
-    return {
-        f"chain {CHAIN_ROWS - 1}": Budget.chain(chain),
-        f"tree {TREE_ROWS}": Budget(rows=TREE_ROWS, depth=deepest, width=TREE_WIDTH),
-    }
+def every_budget(deepest: int) -> dict[str, Budget]:
+    """All budgets by name, no deeper than a drafter can draft."""
+    chains = {f"chain {depth}": Budget.chain(min(depth, deepest)) for depth in CHAINS}
+    return chains | {f"tree {rows}": Budget(rows, deepest, TREE_WIDTH) for rows in TREES}
 
 
 def score(
@@ -87,26 +85,31 @@ def score(
     Args:
         settings: length and seed; its temperature does not count.
     """
-    deepest, some = contestant.deepest, questions[: contestant.prompts]
-    tree = Budget(rows=max(TREES), depth=deepest, width=TREE_WIDTH)
-    budgets = decoded_budgets(deepest)
-    walks: list[Walk] = []
-    keys = [(key, heat) for heat in temperatures for key in budgets]
+    drafter, deepest, some = contestant.drafter, contestant.deepest, questions[: contestant.prompts]
+    cold = Settings(settings.max_new_tokens, 0.0, settings.seed)
+    every = every_budget(deepest)
+    greedy: dict[str, list[Stats]] = {key: [] for key in every}
+    keys = [(key, heat) for heat in temperatures for key in DECODED]
     decoded: dict[str, list[Stats]] = {f"{key} T={heat:g}": [] for key, heat in keys}
-    greedy = Settings(settings.max_new_tokens, 0.0, settings.seed)
+
+    def really(asked: Settings, key: str, question: Question, place: int) -> Stats:
+        with torch.inference_mode():
+            return asked.decode(target, drafter, question, every[key], place).stats
+
     for place, question in enumerate(progress(some, len(some), name)):
-        walks.append(walk(target, contestant.drafter, question, greedy, chain=min(max(CHAINS), deepest), tree=tree))
+        if inside_of(drafter) is None:
+            chain, tree = every[f"chain {max(CHAINS)}"].depth, every[f"tree {max(TREES)}"]
+            walked = walk(target, drafter, question, cold, chain=chain, tree=tree)
+            for key, budget in every.items():
+                found = walked.by_chain(budget.depth) if budget.width == 1 else walked.by_tree(budget.rows)
+                greedy[key].append(found)
+        else:
+            for key in every:
+                greedy[key].append(really(cold, key, question, place))
         for key, heat in keys:
             asked = Settings(settings.max_new_tokens, heat, settings.seed)
-            with torch.inference_mode():
-                out = asked.decode(target, contestant.drafter, question, budgets[key], place)
-            decoded[f"{key} T={heat:g}"].append(out.stats)
-    return Score(_nested(walks, deepest), decoded)
-
-
-def _nested(walks: Sequence[Walk], deepest: int) -> dict[str, list[Stats]]:
-    chains = {f"chain {depth}": [one.by_chain(min(depth, deepest)) for one in walks] for depth in CHAINS}
-    return chains | {f"tree {rows}": [one.by_tree(rows) for one in walks] for rows in TREES}
+            decoded[f"{key} T={heat:g}"].append(really(asked, key, question, place))
+    return Score(greedy, decoded)
 
 
 def agreement(found: Score) -> Mapping[str, tuple[float, float]]:
