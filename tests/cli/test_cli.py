@@ -30,6 +30,7 @@ VERBS = [
     "verify",
     "generate",
     "push",
+    "bundle",
     "export",
     "import",
     "merge",
