@@ -103,7 +103,7 @@ def test_detached_steps_leave_earlier_ones_alone() -> None:
         ((1, 4), {}, r"their only tap is 4 here, not \[1, 4\]"),
         (None, {"noise": -0.1}, "feature_weight and noise must be 0 or more"),
         (None, {"feature_weight": -1}, "feature_weight and noise must be 0 or more"),
-        (None, {"window": -3}, "window must be 0"),
+        (None, {"window": -3}, "window must be a whole number from 0"),
     ],
 )
 def test_what_cannot_be_is_refused(taps: tuple[int, ...] | None, options: dict[str, Any], message: str) -> None:
