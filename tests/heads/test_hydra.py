@@ -130,8 +130,8 @@ def test_dropout_is_for_training_alone() -> None:
     [
         ({"layers": 0}, "layers must be 1 or more"),
         ({"dropout": 1.0}, "dropout 0 to below 1"),
-        ({"window": -1}, "window must be 0 .* not -1"),
-        ({"window": 0.5}, "window must be 0 .* not 0.5"),
+        ({"window": -1}, "window must be a whole number from 0 .* not '-1'"),
+        ({"window": 0.5}, "window must be a whole number from 0 .* not '0.5'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
