@@ -67,7 +67,7 @@ def usage(config: HeadsConfig, repo_id: str, bundle: bool) -> str:
         f"""## Use
 
 ```
-pip install headstart{extra}
+pip install ./headstart   # a clone of Headstart{extra}
 ```
 ```python
 import infer

@@ -176,6 +176,8 @@ def load_adapter(
         raise HeadsFileError(f"{folder / ADAPTER} is not an adapter's record ({error!r})") from None
     if config.lora is None or Path(name).resolve() == folder.resolve():
         raise HeadsFileError(f"{folder / ADAPTER} names no {'heads to be put on' if config.lora else 'factors'}")
+    if (Path(name) / ADAPTER).is_file():  # two could name each other
+        raise HeadsFileError(f"{folder} belongs on {name}, which is an adapter too: merge that first")
     if target is None:
         target = recorded(config.target, None)
     elif not isinstance(target, Target):

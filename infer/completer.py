@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from heads.inside import DraftsInside
 from infer.generate import generate
 
 
@@ -29,7 +30,8 @@ class LocalCompleter:
     Attributes:
         eos_ids: tokens that end a continuation.
         draft: heads, or what else ``infer.generate`` drafts with. Greedy continuations are the same with it and
-            without, in fewer passes; sampled ones are other draws of the same law.
+            without, in fewer passes, drafted as far as pays at this batch size; sampled ones are other draws of the
+            same law, drafted to the draft's own length.
     """
 
     model: PreTrainedModel
@@ -67,7 +69,9 @@ class LocalCompleter:
         settings |= {"eos_token_id": list(self.eos_ids), "pad_token_id": self.eos_ids[0]}
         ids, settings["attention_mask"] = ids.to(self.model.device), mask.to(self.model.device)
         if self.draft is not None:
-            return generate(self.model, ids, self.draft, **settings).sequences
+            # what is drawn would hang on how far each draft went, and the same seed give other texts
+            control = "fixed" if settings["do_sample"] or isinstance(self.draft, DraftsInside) else "auto"
+            return generate(self.model, ids, self.draft, control=control, **settings).sequences
         made: Tensor = self.model.generate(ids, **settings)  # type: ignore[operator]  # the stubs take it for a tensor
         return made
 

@@ -25,7 +25,7 @@ def generate(model: Any, inputs: Any = None, heads: Any = None, draft: Any = Non
         import infer
         from heads import DraftHeads
     except ImportError as problem:
-        raise ImportError("these heads need the package headstart: run `pip install headstart`") from problem
+        raise ImportError("these heads need Headstart: run `pip install .` in a clone of it") from problem
     from transformers.generation import GenerateDecoderOnlyOutput
 
     name, revision = (REPOSITORY, COMMIT) if heads is None else (str(heads), None)

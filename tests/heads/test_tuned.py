@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,14 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
     save_adapter(adapted("eagle"), tmp_path / "adapter", str(tmp_path / "base"))
     path, target = tmp_path / "adapter" / "adapter.json", small_target()
     record = json.loads(path.read_text())
+    shutil.copytree(tmp_path / "adapter", tmp_path / "second")
+    (tmp_path / "second" / "adapter.json").write_text(json.dumps(record | {"base": str(tmp_path / "adapter")}))
     for broken, message in (
         ({}, r"is not an adapter's record \(KeyError\('heads'\)\)"),
         ([], "is not an adapter's record"),
         (record | {"base_dtype": "nn"}, r"is not an adapter's record \(KeyError\('nn'\)\)"),
         (record | {"base": str(tmp_path / "adapter")}, "names no heads to be put on"),
+        (record | {"base": str(tmp_path / "second")}, "belongs on .*second, which is an adapter too: merge that"),
         (record | {"heads": {k: v for k, v in record["heads"].items() if k != "lora"}}, "names no factors"),
     ):
         path.write_text(json.dumps(broken))

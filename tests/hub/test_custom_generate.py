@@ -82,7 +82,7 @@ def test_the_file_asks_for_the_package_when_it_is_missing(tmp_path: Path) -> Non
     ask = "import generate\ntry:\n    generate.generate(None)\nexcept ImportError as problem:\n    print(problem)"
     command = [sys.executable, "-S", "-c", ask]  # -S: without installed packages
     done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True)
-    assert "run `pip install headstart`" in done.stdout + done.stderr
+    assert "run `pip install .`" in done.stdout + done.stderr
 
 
 def test_transformers_finds_no_import_to_refuse(tmp_path: Path) -> None:

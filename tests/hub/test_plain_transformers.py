@@ -90,6 +90,6 @@ def test_a_bundle_drafts_by_itself(hub: Hub, target: Target, tmp_path: Path) -> 
     made.save_pretrained(tmp_path / "bundle", bundle=True)
     found = run(hub, BUNDLE, tmp_path, "org/bundle", str(tmp_path / "bundle"))
     assert found.pop("before") == []
-    assert found.pop("missing") == "these heads need the package headstart: run `pip install headstart`"
+    assert found.pop("missing") == "these heads need Headstart: run `pip install .` in a clone of it"
     assert list(found) == ["org/bundle", str(tmp_path / "bundle")]
     assert all(each == {"tokens": plain_text(target), "drafted": True} for each in found.values())
