@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from heads.target import Target
 from infer import bench as module
 from infer import timing
 from infer.bench import GENERATE, HEADS, LOOP, bench, choose_budget, table
+from infer.costs import measure_costs
 from infer.drafters import NoDrafter
 from infer.evaluate import Question
 from infer.lookahead import PLAIN
@@ -61,8 +63,15 @@ def test_the_budget_is_chosen_on_the_warm_up_prompts(target: Target, oracle: Ora
     assert speeds[0] == max(speeds)
 
 
-def test_a_perfect_free_drafter_is_used_and_none_is_not(target: Target, oracle: Oracle) -> None:
-    assert choose_budget(target, oracle, WARM, 24).budget.depth > 0
+def test_a_perfect_free_drafter_is_used_and_a_dear_one_or_none_is_not(
+    monkeypatch: pytest.MonkeyPatch, target: Target, oracle: Oracle
+) -> None:
+    costs = measure_costs(target, oracle, IDS)  # the tiny target's own costs are mostly the clock's noise
+    free = replace(costs, rows=dict.fromkeys(costs.rows, 1.0), drafts=dict.fromkeys(costs.drafts, 0.0), overhead=0.0)
+    dear = replace(free, drafts=dict.fromkeys(costs.drafts, 10.0))
+    for table_of_costs, drafts in ((free, True), (dear, False)):
+        monkeypatch.setattr(module, "measure_costs", lambda *_, table=table_of_costs: table)
+        assert (choose_budget(target, oracle, WARM, 24).budget.depth > 0) == drafts
     assert choose_budget(target, NoDrafter(), WARM).budget == PLAIN
 
 
