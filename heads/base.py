@@ -72,9 +72,10 @@ class DraftHeads(nn.Module, ABC):
     target: Target
 
     @classmethod
-    @abstractmethod
     def default_taps(cls, target: Target) -> tuple[int, ...]:
-        """The taps to read where none are named."""
+        """The taps to read where none are named: here the last hidden state, after the final norm, which the target's
+        output matrix reads."""
+        return (target.num_layers,)
 
     @classmethod
     @abstractmethod

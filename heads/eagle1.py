@@ -53,11 +53,6 @@ class Eagle1(Autoregressive):
         self.layer = DecoderLayer(config, width)
 
     @classmethod
-    def default_taps(cls, target: Target) -> tuple[int, ...]:
-        """The last hidden state, after the final norm: what the target's output matrix reads."""
-        return (target.num_layers,)
-
-    @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """The layer takes the shape of the target's own."""
         return DEFAULTS | layer_shape(target)

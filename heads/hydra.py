@@ -97,11 +97,6 @@ class Hydra(DraftHeads):
         self.lm_head = nn.Linear(width, rows, bias=False) if o["own_output"] else None
 
     @classmethod
-    def default_taps(cls, target: Target) -> tuple[int, ...]:
-        """The last hidden state, after the final norm: what the target's output matrix reads."""
-        return (target.num_layers,)
-
-    @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """The prefix layer takes the shape of the target's own."""
         return DEFAULTS | layer_shape(target)

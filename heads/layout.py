@@ -37,7 +37,7 @@ TOKENIZER = (
     "merges.txt",
 )
 INDEX = "model.safetensors.index.json"
-INDEX_BYTES = 64 << 20
+INDEX_BYTES, CONFIG_BYTES = 64 << 20, 16 << 20  # at most, of files that may come from anybody
 TARGET = (CONFIG, "generation_config.json", "model.safetensors", INDEX, *TOKENIZER)
 SHARDS = "model-*-of-*.safetensors"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -59,7 +59,7 @@ def target_files(folder: Path) -> list[str]:
     """
     shards: list[str] = []
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
-        placed = _index(folder / INDEX).get("weight_map")
+        placed = read_object(folder / INDEX, INDEX_BYTES, "index of weights").get("weight_map")
         shards = sorted({str(name) for name in placed.values()}) if isinstance(placed, dict) else []
         outside = [name for name in shards if not _SHARD.fullmatch(name)]
         if outside or not shards:
@@ -71,9 +71,14 @@ def target_files(folder: Path) -> list[str]:
     return [*found, *shards]
 
 
-def _index(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > INDEX_BYTES:
-        raise ValueError(f"{path} is larger than {INDEX_BYTES >> 20} MiB: it is no index of weights")
+def read_object(path: Path, limit: int, what: str) -> dict[str, Any]:
+    """A file's JSON object, which may come from anybody: ``what`` it is, and the bytes it may have at most.
+
+    Raises:
+        ValueError: it is larger, not JSON, or no object.
+    """
+    if path.stat().st_size > limit:
+        raise ValueError(f"{path} is larger than {limit >> 20} MiB: it is no {what}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:

@@ -63,11 +63,6 @@ class Medusa(DraftHeads):
         )
 
     @classmethod
-    def default_taps(cls, target: Target) -> tuple[int, ...]:
-        """The last hidden state, after the final norm: what the target's output matrix reads."""
-        return (target.num_layers,)
-
-    @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """Nothing depends on the target."""
         return dict(DEFAULTS)

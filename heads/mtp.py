@@ -84,11 +84,6 @@ class Mtp(DraftsInside):
         self.sampler = Conditional(width, o["sampler_size"], o["rms_norm_eps"])
 
     @classmethod
-    def default_taps(cls, target: Target) -> tuple[int, ...]:
-        """The last state, post-norm: what logits are made of."""
-        return (target.num_layers,)
-
-    @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """All linear layers are adapted."""
         names = sorted({name.rpartition(".")[2] for name in linear_layers(target)})

@@ -23,12 +23,11 @@ from heads.config import ConfigError, HeadsConfig
 from heads.derived import recorded
 from heads.hub import Access, HubError, Place, fetch_target, locate
 from heads.kinds import build
-from heads.layout import CONFIG, HEADS, WEIGHTS
+from heads.layout import CONFIG, CONFIG_BYTES, HEADS, WEIGHTS, read_object
 from heads.target import Target
 from heads.tuned import ADAPTER, load_adapter, merge
 from heads.vocabulary import check_ids
 
-CONFIG_BYTES = 16 << 20
 LISTED = 8  # tensors that a message names of one kind
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -80,18 +79,14 @@ def read_config(folder: Path) -> HeadsConfig:
         ConfigError: it has unknown, missing or wrong entries.
     """
     path = folder / CONFIG
-    if path.is_file() and path.stat().st_size > CONFIG_BYTES:
-        raise HeadsFileError(f"{path} is larger than {CONFIG_BYTES >> 20} MiB: it is no configuration")
     if not path.is_file():
         inside = f" (its {HEADS}/ is one)" if (folder / HEADS / CONFIG).is_file() else ""
         adapter = " but an adapter of one: `headstart merge` makes heads of it" if (folder / ADAPTER).is_file() else ""
         raise HeadsFileError(f"{folder} has no {CONFIG}: it is not a heads folder{inside}{adapter}")
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise HeadsFileError(f"{path} is not valid JSON ({str(error)[:200]})") from None
-    if not isinstance(stored, dict):
-        raise HeadsFileError(f"{path} must hold a JSON object, not a {type(stored).__name__}")
+        stored = read_object(path, CONFIG_BYTES, "configuration")
+    except ValueError as error:
+        raise HeadsFileError(str(error)) from None
     return HeadsConfig.from_dict(stored, str(path))
 
 

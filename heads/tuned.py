@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig, refuse_unknown
 from heads.identity import TargetMismatch, hash_all
+from heads.layout import CONFIG_BYTES, read_object
 
 ADAPTER, FACTORS = "adapter.json", "adapter.safetensors"
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 16.0, "modules": "all"}
@@ -169,11 +170,15 @@ def load_adapter(
     from heads.target import Target
 
     try:
-        record = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        record = read_object(folder / ADAPTER, CONFIG_BYTES, "adapter's record")
         config = HeadsConfig.from_dict(record["heads"], str(folder / ADAPTER))
         dtype, name, wanted = FLOATS[record["base_dtype"]], base or str(record["base"]), record["base_sha256"]
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError) as error:
         raise HeadsFileError(f"{folder / ADAPTER} is not an adapter's record ({error!r})") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise HeadsFileError(f"{error}: it is not an adapter's record") from None
     if config.lora is None or Path(name).resolve() == folder.resolve():
         raise HeadsFileError(f"{folder / ADAPTER} names no {'heads to be put on' if config.lora else 'factors'}")
     if (Path(name) / ADAPTER).is_file():  # two could name each other

@@ -1,9 +1,9 @@
 """Top-p without sorting the vocabulary: the same tokens stay as with transformers' own processor, or that is asked.
 
-The library sorts all scores of a row, a tenth of a small target's whole pass. The tokens that stay are few and the
-likeliest, so here only those are ordered. What is decided that way is decided with a margin far above rounding;
-wherever a token's share comes within it of the threshold, two tokens at the border are alike, or the likeliest do not
-reach the threshold, the library's own code decides.
+The library sorts all scores of a row, which took a twentieth of the decode time of a 135M target on a CPU. The tokens
+that stay are few and the likeliest, so here only those are ordered. What is decided that way is decided with a margin
+far above rounding; wherever a token's share comes within it of the threshold, two tokens at the border are alike, or
+the likeliest do not reach the threshold, the library's own code decides.
 """
 
 from __future__ import annotations

@@ -62,17 +62,23 @@ def held(folder: Path, ranks: Ranks) -> Iterator[None]:
             os.close(number)
 
 
+def try_lock(file: Any) -> bool:
+    """Hold an open file, or its number, unless another process does; never waits. True where there are no locks."""
+    if _fcntl is None:
+        return True
+    try:
+        _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _lock(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     number = os.open(folder, os.O_RDONLY)
-    try:
-        if _fcntl is not None:
-            _fcntl.flock(number, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(number):
         os.close(number)
-        raise OSError(
-            "another run is at work there: wait for it or stop it, or set output.folder to another folder"
-        ) from None
+        raise OSError("another run is at work there: wait for it or stop it, or set output.folder to another folder")
     _HELD.add(number)
     return number
 

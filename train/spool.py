@@ -25,7 +25,7 @@ from typing import Any
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
-from train.files import write_whole
+from train.files import try_lock, write_whole
 
 _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
@@ -145,7 +145,7 @@ class Spool:
             except FileNotFoundError:
                 continue
             with file:
-                if not _take(file) or not path.exists():  # another's, or answered since
+                if not try_lock(file) or not path.exists():  # another's, or answered since
                     continue
                 yield path.name, load(file.read())
                 path.unlink()
@@ -169,16 +169,6 @@ def _put(path: Path, tensors: dict[str, Tensor]) -> None:
     os.replace(partial, path)
 
 
-def _take(file: Any) -> bool:
-    if _fcntl is None:
-        return True
-    try:
-        _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _locked(path: Path) -> bool:
     """Whether a living process holds a file or folder."""
     if _fcntl is None:
@@ -188,12 +178,9 @@ def _locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        _fcntl.flock(number, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(number)
     finally:
         os.close(number)
-    return False
 
 
 def wait_until(ready: Any, seconds: float) -> bool:

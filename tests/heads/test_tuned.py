@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import headstart
 from heads import ConfigError, DraftHeads, TargetMismatch
 from heads.formats import FormatError, export_heads
 from heads.kinds import KINDS, build
+from heads.layout import CONFIG_BYTES
 from heads.store import HeadsFileError
 from heads.target import Target
 from heads.tuned import adapt, base_tensors, factors, load_adapter, lora_settings, merge, save_adapter, start_from
@@ -145,8 +147,12 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
         path.write_text(json.dumps(broken))
         with pytest.raises(HeadsFileError, match=message):
             load_adapter(tmp_path / "adapter", target)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(HeadsFileError, match="is not an adapter's record"):
+    for content in (b"\xff\xfe", b"[" * 200_000):  # also nested deeper than the reader can go
+        path.write_bytes(content)
+        with pytest.raises(HeadsFileError, match="is not an adapter's record"):
+            load_adapter(tmp_path / "adapter", target)
+    os.truncate(path, CONFIG_BYTES + 1)
+    with pytest.raises(HeadsFileError, match="larger than 16 MiB: it is no adapter's record"):
         load_adapter(tmp_path / "adapter", target)
     path.write_text(json.dumps(record))
     (tmp_path / "adapter" / "adapter.safetensors").unlink()
