@@ -33,6 +33,8 @@ class Budget:
         floors: of a chain, by depth: it ends before that token where the drafter itself gives it and all before it
             together a smaller chance to be accepted. Drafters that tell no chances (:class:`Doubting`), and depths
             beyond, have none.
+        parts: of a drafter made of several: what each may draft, in their order, so that one of them can be left out
+            (:meth:`split`); () lets the drafter share the rows out.
     """
 
     rows: int
@@ -40,6 +42,7 @@ class Budget:
     width: int = 1
     shape: tuple[tuple[int, ...], ...] | None = None
     floors: tuple[float, ...] = ()
+    parts: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.depth < 0 or self.width < 1:
@@ -76,10 +79,23 @@ class Budget:
             shape=paths,
         )
 
+    @classmethod
+    def split(cls, parts: Sequence[Budget]) -> Budget:
+        """For a drafter made of several: a budget for each, which may be :data:`NOTHING`."""
+        asked = [part for part in parts if part.depth]
+        return cls(
+            rows=1 + sum(part.rows - 1 for part in asked),
+            depth=max((part.depth for part in asked), default=0),
+            width=max([len(asked), *(part.width for part in asked)], default=1) or 1,
+            parts=tuple(parts),
+        )
+
     def within(self, depth: int) -> Budget:
         """The same budget no deeper than ``depth``."""
         if depth >= self.depth:
             return self
+        if self.parts:
+            return Budget.split([part.within(depth) for part in self.parts])
         if self.shape is not None:
             return Budget.static([path for path in self.shape if len(path) <= depth])
         rows = min(self.rows, depth + 1) if self.width == 1 else self.rows
@@ -91,12 +107,20 @@ class Budget:
             return self
         if self.shape is not None:
             return Budget.static(self.shape[: rows - 1])
+        if self.parts:
+            fitting, left = [], rows - 1
+            for part in self.parts:
+                fitting.append(part.fit(left + 1))
+                left -= fitting[-1].rows - 1
+            return Budget.split(fitting)
         return replace(self, rows=rows, depth=min(self.depth, rows - 1))
 
     def floor(self, depth: int) -> float:
         """Of a chain's token with ``depth`` others before it; 0 where there is none."""
         return self.floors[depth] if depth < len(self.floors) else 0.0
 
+
+NOTHING = Budget(rows=1, depth=0)
 
 NUCLEUS = 256  # tokens among which top-p looks first
 

@@ -17,7 +17,7 @@ from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer import drafters, processors
 from infer.arguments import check, evaluating, known_tokenizer, read_model, read_prompts, take, target_of, unpadded
-from infer.control import make as make_control
+from infer.controls import make as make_control
 from infer.decode import Decoding
 from infer.generation import Generation, assemble
 from infer.passes import Passes

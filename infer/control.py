@@ -22,14 +22,8 @@ from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from typing import Protocol
 
-from torch import Tensor
-
 from heads.draft import Draft
 from heads.grow import Budget
-from heads.target import Target
-from infer.cost_store import stored_costs
-from infer.drafters import Drafter
-from infer.live import LiveCosts
 from infer.lookahead import PLAIN, likeliest
 from infer.metrics import Round
 from infer.tracking import STALE, Tracker, Voice
@@ -46,8 +40,12 @@ RANKS = 4  # children a node is credited with, since what stands behind them add
 class Control(Protocol):
     """Decides how much a round drafts. One may serve all texts of a batch."""
 
-    def budget(self, batch: int) -> Budget:
-        """How much each text may draft in the next round, ``batch`` of them alive; asked again, the same answer."""
+    def budget(self, batch: int, match: int = 0) -> Budget:
+        """How much a text may draft in the next round, ``batch`` of them alive; asked again, the same answer.
+
+        Args:
+            match: of drafters with an attribute ``match``, its value before this draft.
+        """
         ...
 
     def observe(self, draft: Draft, path: Sequence[int], done: Round) -> None:
@@ -110,7 +108,7 @@ class AdaptiveControl:
         self._waited = 0.0  # rounds since something was drafted
         self._wait = FIRST_WAIT
 
-    def budget(self, batch: int = 1) -> Budget:
+    def budget(self, batch: int = 1, match: int = 0) -> Budget:
         """See :class:`Control`."""
         if self._answer is None or batch != self._batch:
             self._batch = batch
@@ -124,13 +122,17 @@ class AdaptiveControl:
         self._answer = None
         rows = 1 + len(draft) if batch == 1 else max(asked.rows, 1 + len(draft))
         if self._learn is not None:
-            self._learn(asked, rows, batch, done)
+            self._learn(self._timed(asked), rows, batch, done)
         plain = self.costs.round(PLAIN, batch)
         overhead = plain - self.costs.target(1, batch)
-        spent = self.costs.target(rows, batch) + overhead + batch * self.costs.draft(asked.depth, asked.width)
+        spent = self.costs.target(rows, batch) + overhead + batch * self._drafting(asked)
         self.lost = max(0.0, self.lost + spent / plain - (1 + self.slack) * (1 + len(path)))
+        self._count(asked, draft, path)
+
+    def _count(self, asked: Budget, draft: Draft, path: Sequence[int]) -> None:
+        """Take in what became of a draft that was ``asked`` for."""
         if asked.depth == 0:
-            self._waited += 1 / batch
+            self._waited += 1 / self._batch
             return
         if len(draft):
             self._waited = 0.0
@@ -138,6 +140,19 @@ class AdaptiveControl:
             self._hit |= self._probing and len(path) > 0
         self.tracker.observe(asked, draft, path, STALE if self._probing and path else 1.0)
         self.word.observe(draft, path)
+
+    def _timed(self, budget: Budget) -> Budget:
+        """What the cost table knows a budget's draft as."""
+        return budget
+
+    def _drafting(self, budget: Budget) -> float:
+        """Seconds of one text's draft under a budget."""
+        timed = self._timed(budget)
+        return self.costs.draft(timed.depth, timed.width)
+
+    def _round(self, budget: Budget, batch: int) -> float:
+        """Seconds of all of a round."""
+        return self.costs.round(budget, batch)
 
     def _choose(self, batch: int) -> Budget:
         if self._tried:
@@ -149,29 +164,45 @@ class AdaptiveControl:
             if tokens > speed * seconds and self._affordable(budget, batch, plain):
                 best, speed = budget, tokens / seconds
         self._probing = False
-        if best is PLAIN and self._waited >= self._wait:
-            probe = next((b for b in self._chains if self._could_pay(b, batch, plain)), None)
+        if self._waited >= self._wait and self._idle(best):
+            probe = next((b for b in self._probes(batch) if self._could_pay(b, batch, plain)), None)
             if probe is not None and self._affordable(probe, batch, plain):
                 self._probing = True
                 return probe
+        return self._with_floors(best, speed, plain, batch)
+
+    def _with_floors(self, best: Budget, speed: float, plain: float, batch: int) -> Budget:
+        """The same for a drafter that can end its chains itself."""
         if best.width > 1 or best.depth == 0 or not self.word.given or self.word.whole():
             return best
         rate = speed * plain / self._prices.round(PLAIN, batch)  # tokens a second, were the clock the table's
         return replace(best, floors=self.word.floors(self._prices, best.depth, rate, batch))
 
+    def _idle(self, best: Budget) -> bool:
+        """Whether what is to be tried now and then would not be used."""
+        return best is PLAIN
+
+    def _probes(self, batch: int) -> Sequence[Budget]:
+        """What is tried then, the first that could pay."""
+        return self._chains
+
     def _could_pay(self, budget: Budget, batch: int, plain: float) -> bool:
         """Whether it would, were everything accepted."""
-        return (1 + budget.depth) * plain > self.costs.round(budget, batch)
+        return (1 + budget.depth) * plain > self._round(budget, batch)
 
     def _affordable(self, budget: Budget, batch: int, plain: float) -> bool:
         """Whether the account can bear that nothing of it is accepted."""
-        worst = self.costs.round(budget, batch) / plain - (1 + self.slack)
+        worst = self._round(budget, batch) / plain - (1 + self.slack)
         return self.lost + batch * worst <= self.trial * batch
 
     def _expected(self, batch: int) -> Iterable[tuple[Budget, float, float]]:
         """Each budget with the tokens it should yield a text and the seconds it should take."""
-        shares = self.tracker.shares()
-        worth = [(share, *_chain_worth(voice, len(self._chains), self.tracker.drawn(False))) for share, voice in shares]
+        return self._ways(self.tracker, batch)
+
+    def _ways(self, tracker: Tracker, batch: int) -> Iterable[tuple[Budget, float, float]]:
+        """All chains and trees, by what a tracker has seen."""
+        shares = tracker.shares()
+        worth = [(share, *_chain_worth(voice, len(self._chains), tracker.drawn(False))) for share, voice in shares]
         plain_rows = self.costs.target(1, batch)
         overhead = self.costs.round(PLAIN, batch) - plain_rows
         for at, budget in enumerate(self._chains):
@@ -187,37 +218,12 @@ class AdaptiveControl:
             yield budget, tokens, seconds
         for depth in dict.fromkeys(tree.depth for tree in self._trees):
             trees = [tree for tree in self._trees if tree.depth == depth]
-            gains = [(share, _tree_worth(voice, trees[-1], self.tracker.drawn(True))) for share, voice in shares]
+            gains = [(share, _tree_worth(voice, trees[-1], tracker.drawn(True))) for share, voice in shares]
             for tree in trees:
                 tokens = sum(share * gain[min(tree.rows - 1, len(gain) - 1)] for share, gain in gains)
                 silent = sum(share for share, voice in shares if voice.silent) if batch == 1 else 0.0
                 saved = silent * (self.costs.target(tree.rows, batch) - plain_rows)
                 yield tree, tokens, self.costs.round(tree, batch) - saved
-
-
-def make(
-    target: Target, drafter: Drafter, prompt: Tensor, *, seed: int | None = None, budget: Budget | None = None
-) -> AdaptiveControl | None:
-    """The control of one call; None for a drafter that never proposes.
-
-    Args:
-        target: what decodes.
-        drafter: what drafts.
-        prompt: (1, n) ids, behind which costs are timed where they are not yet known.
-        seed: with one, the stored cost table decides and no clock, so that the same seed gives the same text.
-        budget: drafts stay within it; the drafter's look-ahead, and trees, by default.
-
-    Raises:
-        OSError, ValueError: costs cannot be measured or stored (:func:`infer.cost_store.stored_costs`).
-    """
-    if drafter.lookahead == 0:
-        return None
-    table = stored_costs(target, drafter, prompt)
-    costs: Costs = LiveCosts(table) if seed is None else table
-    if budget is None:
-        return AdaptiveControl(costs, drafter.lookahead, tree_rows=TREE_ROWS)
-    rows = [n for n in TREE_ROWS if n <= budget.rows] if budget.width > 1 else []
-    return AdaptiveControl(costs, budget.depth, tree_rows=rows, width=max(budget.width, 2))
 
 
 def _chain_worth(voice: Voice, depth: int, drawn: bool) -> tuple[list[float], list[float]]:

@@ -116,7 +116,7 @@ class Decoding:
         room = self.stop.left(self.tokens) - 1
         if positions is not None:
             room = min(room, positions)
-        wanted = self.budget if self.control is None else self.control.budget(batch)
+        wanted = self.budget if self.control is None else self._ask(self.control, batch)
         if self.fixed_rows is not None:
             wanted = wanted.fit(self.fixed_rows)
         budget = wanted.within(max(room, 0))
@@ -133,6 +133,10 @@ class Decoding:
         if self.inside is not None:
             self.extra = self.inside.extra_rows(draft, budget, room)
         return draft
+
+    def _ask(self, control: Control, batch: int) -> Budget:
+        match = getattr(self.drafter, "match", None)
+        return control.budget(batch) if match is None else control.budget(batch, match)
 
     def settle(
         self, draft: Draft, logits: Tensor, taps: Tensor | None, added: Tensor | None

@@ -22,8 +22,8 @@ PENDING = 64  # committed rows that may wait, so that their taps stay small
 class HeadsDrafter:
     """Drafts with heads; their state follows the committed text.
 
-    What is committed waits until the next draft is asked for and is then read in one pass: rounds of plain decoding,
-    which look-ahead control may choose, do not pay for heads that they do not use.
+    What is committed, the prompt too, waits until a draft is asked for and is then read in one pass: rounds without a
+    draft or with another drafter's, which look-ahead control may choose, do not pay for heads that they do not use.
 
     Args:
         heads: on the target that decodes (``drafters.make`` checks that it is).
@@ -35,6 +35,7 @@ class HeadsDrafter:
         self.lookahead = heads.config.lookahead
         self._clock = ModuleClock()
         self._state: Any = None
+        self._prompt: tuple[Tensor, Tensor] | None = None  # taps and ids that wait
         self._pending: list[tuple[Tensor, list[int]]] = []
 
     @property
@@ -55,10 +56,11 @@ class HeadsDrafter:
         return HeadsInside(self.heads, lambda: self._state)
 
     def begin(self, target: Target, ids: Tensor, taps: Tensor | None) -> None:
-        """Read the prompt's taps."""
+        """Remember the prompt's taps; heads that draft in the target's passes read them at once."""
         self._pending = []
-        with self._clock.running():
-            self._state = self.heads.start(self._cast(taps), ids)
+        self._prompt = self._cast(taps), ids
+        if self.inside is not None:
+            self._start()
 
     def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
         """Grow a draft from the committed text."""
@@ -72,8 +74,17 @@ class HeadsDrafter:
         if sum(len(ids) for _, ids in self._pending) >= PENDING:
             self._advance()
 
+    def _start(self) -> None:
+        """Read the prompt, unless that is done."""
+        if self._prompt is None:
+            return
+        (taps, ids), self._prompt = self._prompt, None
+        with self._clock.running():
+            self._state = self.heads.start(taps, ids)
+
     def _advance(self) -> None:
         """Go on with what was committed since the last draft."""
+        self._start()
         if not self._pending:
             return
         pending, self._pending = self._pending, []

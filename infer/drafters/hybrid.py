@@ -115,9 +115,22 @@ class Several:
         other.parts = tuple(part.fork() for part in self.parts)
         return other
 
+    @property
+    def match(self) -> int:
+        """How much text the parts that copy it go on from (:class:`~infer.drafters.lookup.LookupDrafter`)."""
+        return max((getattr(part, "match", 0) for part in self.parts), default=0)
+
     def _ask(self, at: int, budget: Budget, sampler: Sampler | None) -> Draft:
-        """Part ``at``'s draft: no larger than asked for, no deeper than its own look-ahead, its nodes' source named."""
+        """Part ``at``'s draft: no larger than asked for, no deeper than its own look-ahead, its nodes' source named.
+
+        Raises:
+            ValueError: the budget is split for other parts than there are.
+        """
         part = self.parts[at]
+        if budget.parts:
+            if len(budget.parts) != len(self.parts):
+                raise ValueError(f"a budget split in {len(budget.parts)} does not fit {len(self.parts)} drafters")
+            budget = budget.parts[at]
         budget = budget.within(part.lookahead)
         if budget.depth == 0 or budget.rows < 2:
             return Draft.empty()

@@ -68,6 +68,12 @@ class LookupDrafter:
         for token in ids:
             self._seen.append(token)
 
+    @property
+    def match(self) -> int:
+        """Tokens of the earlier passage that the next draft goes on from; 0 where it has nothing to draft."""
+        matched = self._seen.longest()[1]
+        return matched if matched >= self.shortest else 0
+
     def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
         """A chain, a tree of the budget's shape as far as there are continuations, or the likeliest ones of a tree."""
         place = Place(*self._seen.longest())

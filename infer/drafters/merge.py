@@ -32,6 +32,7 @@ class Merged(Several):
     Rows are shared in proportion to the parts' look-aheads (or to ``weights``), at least one each while they last.
     Parts that draft at no cost (their attribute ``free``) are asked first; what a part leaves of its share goes to
     those asked after it. Rows that equal tokens save stay unused. No part drafts deeper than its own look-ahead.
+    A budget with ``parts`` gives each its own instead.
     ``lookahead`` is the sum of the parts', so that by default each gets a chain of its own length.
 
     Args:
@@ -65,6 +66,8 @@ class Merged(Several):
 
     def propose(self, budget: Budget, sampler: Sampler | None) -> Draft:
         """All parts' drafts as one tree."""
+        if budget.parts:
+            return merge([self._ask(at, budget, sampler) for at in range(len(self.parts))], self._vocab_size)
         drafts = [Draft.empty()] * len(self.parts)
         left = budget.rows - 1
         for asked, at in enumerate(self._order):

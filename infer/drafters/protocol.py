@@ -17,7 +17,9 @@ from heads.target import Target
 class Drafter(Protocol):
     """Proposes tokens for one text at a time.
 
-    Three attributes are optional. ``modules``: the networks it runs, which are in eval mode while it drafts.
+    Four attributes are optional. ``modules``: the networks it runs, which are in eval mode while it drafts.
+    ``match``: how many tokens of the text's end stood earlier, for one that copies what followed there; look-ahead
+    control reads it before each draft.
     ``inside``: an :class:`Inside`, if it drafts in the target's passes.
     ``shares_cache = True``: it drafts in the target's own cache, and is handed its text's part of it, by a call of
     ``share(row)`` before ``begin``; what it appends there it takes away again before ``propose`` returns.

@@ -12,7 +12,7 @@ import torch
 from heads.draft import Draft
 from heads.grow import Budget, Sampler
 from heads.target import Target
-from infer import control, cost_store
+from infer import controls, cost_store
 from infer import costs as costs_module
 from infer.costs import measure_batches, measure_costs
 from infer.drafters import NoDrafter
@@ -133,12 +133,12 @@ def test_small_targets_are_timed_with_fewer_sizes(cache: Path, positions: int) -
 def test_a_seeded_control_reads_no_clock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"))
     drafter = Oracle(greedy_text(target, IDS, 20), lookahead=2)
-    seeded = control.make(target, drafter, IDS, seed=3)
-    free = control.make(target, drafter, IDS)
+    seeded = controls.make(target, drafter, IDS, seed=3)
+    free = controls.make(target, drafter, IDS)
     assert seeded is not None and free is not None
     assert isinstance(seeded.costs, CostTable) and isinstance(free.costs, LiveCosts)
-    assert control.make(target, NoDrafter(), IDS) is None
-    bounded = control.make(target, drafter, IDS, seed=3, budget=Budget.chain(1))
+    assert controls.make(target, NoDrafter(), IDS) is None
+    bounded = controls.make(target, drafter, IDS, seed=3, budget=Budget.chain(1))
     assert bounded is not None and bounded._chains == [Budget.chain(1)] and not bounded._trees
 
 

@@ -1,0 +1,66 @@
+"""Which look-ahead control a drafter gets, and the costs it decides by."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from heads.grow import Budget
+from heads.target import Target
+from infer.beside import BesideControl
+from infer.control import TREE_ROWS, TREE_WIDTH, AdaptiveControl, Costs
+from infer.cost_store import stored_costs
+from infer.drafters import Drafter
+from infer.drafters.hybrid import Several
+from infer.drafters.lookup import LookupDrafter
+from infer.drafters.merge import Merged
+from infer.live import LiveCosts
+
+
+def make(
+    target: Target, drafter: Drafter, prompt: Tensor, *, seed: int | None = None, budget: Budget | None = None
+) -> AdaptiveControl | None:
+    """The control of one call; None for a drafter that never proposes.
+
+    Args:
+        target: what decodes.
+        drafter: what drafts.
+        prompt: (1, n) ids, behind which costs are timed where they are not yet known.
+        seed: with one, the stored cost table decides and no clock, so that the same seed gives the same text.
+        budget: drafts stay within it; the drafter's look-ahead, and trees, by default.
+
+    Raises:
+        OSError, ValueError: costs cannot be measured or stored (:func:`infer.cost_store.stored_costs`).
+    """
+    if drafter.lookahead == 0:
+        return None
+    lookup, other = _parts(drafter)
+    table = stored_costs(target, other or drafter, prompt)
+    costs: Costs = LiveCosts(table) if seed is None else table
+    depth = drafter.lookahead if budget is None else budget.depth
+    rows: tuple[int, ...] = TREE_ROWS
+    if budget is not None:
+        rows = tuple(n for n in TREE_ROWS if n <= budget.rows) if budget.width > 1 else ()
+    width = TREE_WIDTH if budget is None else max(budget.width, 2)
+    if lookup is None:
+        return AdaptiveControl(costs, depth, tree_rows=rows, width=width)
+    return BesideControl(
+        costs,
+        depth,
+        copies=min(lookup.lookahead, depth),
+        other=0 if other is None else min(other.lookahead, depth),
+        name=drafter.names[0] if isinstance(drafter, Several) else "",
+        merges=isinstance(drafter, Merged),
+        rows=None if budget is None else budget.rows,
+        tree_rows=rows,
+        width=width,
+    )
+
+
+def _parts(drafter: Drafter) -> tuple[LookupDrafter | None, Drafter | None]:
+    """Lookup and what stands behind it; (lookup, None) for lookup alone, (None, None) for any other drafter."""
+    if isinstance(drafter, LookupDrafter):
+        return drafter, None
+    parts = drafter.parts if isinstance(drafter, Several) else ()
+    if len(parts) == 2 and isinstance(parts[0], LookupDrafter) and not hasattr(parts[1], "match"):
+        return parts[0], parts[1]
+    return None, None
