@@ -14,7 +14,7 @@ from typing import Any
 
 from heads.draft import Draft
 from heads.grow import NOTHING, Budget
-from infer.control import SLACK, TREE_WIDTH, TRIAL, AdaptiveControl, Costs
+from infer.control import LONGEST_WAIT, SLACK, TREE_WIDTH, TRIAL, AdaptiveControl, Costs
 from infer.matches import Matches
 
 COPIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # tokens copied
@@ -98,7 +98,9 @@ class BesideControl(AdaptiveControl):
         return self.costs.target(budget.rows, batch) + batch * (self._overhead() + self._drafting(budget))
 
     def _idle(self, best: Budget) -> bool:
-        return self._timed(best).depth == 0
+        if not best.parts or best.depth == 0:
+            return best.depth == 0
+        return best.parts[1].depth == 0 and self._waited >= LONGEST_WAIT  # copies pay: there is no hurry
 
     def _probes(self, batch: int) -> Sequence[Budget]:
         if batch > 1:
