@@ -62,6 +62,7 @@ class BesideControl(AdaptiveControl):
 
     def budget(self, batch: int = 1, match: int = 0) -> Budget:
         """See :class:`~infer.control.Control`."""
+        match = match if batch == 1 else 0
         if match != self._match:
             self._match, self._answer = match, None
         return super().budget(batch)

@@ -64,7 +64,6 @@ class Manner:
         """
         if self.control in (None, "fixed"):
             return replace(self, control=None)
-        drafters.refuse_inside(drafter, "a look-ahead control")
         if self.control == "auto":
             return replace(self, control=make_control(target, drafter, ids, seed=seed, budget=self.budget))
         if isinstance(self.control, str) or not hasattr(self.control, "observe"):

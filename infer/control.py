@@ -120,7 +120,7 @@ class AdaptiveControl:
         """See :class:`Control`."""
         asked, batch = self._asked, self._batch
         self._answer = None
-        rows = 1 + len(draft) if batch == 1 else max(asked.rows, 1 + len(draft))
+        rows = max(done.rows if batch == 1 else asked.rows, 1 + len(draft))  # a drafter may have added some
         if self._learn is not None:
             self._learn(self._timed(asked), rows, batch, done)
         plain = self.costs.round(PLAIN, batch)

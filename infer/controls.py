@@ -11,9 +11,11 @@ from infer.control import TREE_ROWS, TREE_WIDTH, AdaptiveControl, Costs
 from infer.cost_store import stored_costs
 from infer.drafters import Drafter
 from infer.drafters.hybrid import Several
+from infer.drafters.inside import inside_of
 from infer.drafters.lookup import LookupDrafter
 from infer.drafters.merge import Merged
 from infer.live import LiveCosts
+from infer.riding import RidingControl
 
 
 def make(
@@ -37,6 +39,12 @@ def make(
     table = stored_costs(target, other or drafter, prompt)
     costs: Costs = LiveCosts(table) if seed is None else table
     depth = drafter.lookahead if budget is None else budget.depth
+    inside = inside_of(drafter)
+    if inside is not None:
+        chains = [inside.usual(d) for d in range(1, depth + 1)]
+        if budget is not None:
+            chains = [chain for chain in chains if chain.rows <= budget.rows] or [budget]
+        return RidingControl(costs, chains)
     rows: tuple[int, ...] = TREE_ROWS
     if budget is not None:
         rows = tuple(n for n in TREE_ROWS if n <= budget.rows) if budget.width > 1 else ()
@@ -61,6 +69,11 @@ def _parts(drafter: Drafter) -> tuple[LookupDrafter | None, Drafter | None]:
     if isinstance(drafter, LookupDrafter):
         return drafter, None
     parts = drafter.parts if isinstance(drafter, Several) else ()
-    if len(parts) == 2 and isinstance(parts[0], LookupDrafter) and not hasattr(parts[1], "match"):
+    if (
+        len(parts) == 2
+        and inside_of(drafter) is None
+        and isinstance(parts[0], LookupDrafter)
+        and not hasattr(parts[1], "match")
+    ):
         return parts[0], parts[1]
     return None, None

@@ -279,7 +279,6 @@ def test_another_copy_of_the_target_decodes(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"compile": True}, "compile=True is not supported with heads that draft inside"),
-        ({"control": "auto"}, "a look-ahead control is not supported with heads that draft inside"),
     ],
 )
 def test_what_is_not_supported_is_named(settings: dict[str, Any], message: str) -> None:
