@@ -21,6 +21,7 @@ from heads.grow import Budget, Sampler
 from heads.target import Target
 from infer.decode import Decoding
 from infer.drafters import Drafter
+from infer.drafters.inside import inside_of
 from infer.lookahead import CostTable
 from infer.metrics import Round
 from infer.progress import progress
@@ -94,11 +95,19 @@ def measure_costs(
     depth = drafter.lookahead if depth is None else depth
     filler = Filler(tuple(drafter.taps), target.vocab_size)
     passes = _rounds(target, filler, ids, [Budget.chain(n - 1) for n in rows], repeats)
-    grid = [(d, w) for w in widths for d in sorted({1, max(1, depth // 2), depth})] if depth else []
-    shapes = [Budget(rows=d + 1 if w == 1 else max(rows), depth=d, width=w) for d, w in grid]
+    inside = inside_of(drafter)
+    depths = sorted({1, max(1, depth // 2), depth}) if depth else []
+    grid = [(d, w) for w in (widths if inside is None else (1,)) for d in depths]
+    shapes = [
+        inside.usual(d) if inside is not None else Budget(rows=d + 1 if w == 1 else max(rows), depth=d, width=w)
+        for d, w in grid
+    ]
     drafts = _rounds(target, drafter, ids, shapes, repeats) if grid else []
+    seconds = _medians(list(rows), passes, _outside_drafts)
+    if inside is not None:  # its rows are not the target's alone
+        seconds |= _medians([shape.rows for shape in shapes], drafts, _outside_drafts)
     return CostTable(
-        rows=_rising(_medians(list(rows), passes, lambda r: r.seconds - r.draft_total_seconds)),
+        rows=_rising(seconds),
         drafts=_medians(grid, drafts, lambda r: r.draft_total_seconds),
         context=ids.shape[1],
         settings=settings(target),
@@ -130,7 +139,7 @@ def measure_batches(
             _medians(
                 list(rows),
                 _rounds(target, filler, ids, sizes, repeats, batch),
-                lambda r: r.seconds - r.draft_total_seconds,
+                _outside_drafts,
             )
         )
         for batch in progress(batches, len(batches), "timing batches")
@@ -202,6 +211,10 @@ def _decode(
             )
         )
     return found
+
+
+def _outside_drafts(done: Round) -> float:
+    return done.seconds - done.draft_total_seconds
 
 
 def _medians(sizes: Sequence[Size], rounds: Sequence[Round], seconds: Callable[[Round], float]) -> dict[Size, float]:

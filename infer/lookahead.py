@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -187,17 +187,21 @@ def expected_tokens(shape: Shape, ranks: Sequence[Sequence[float]]) -> float:
 
 
 def candidates(
-    costs: CostTable, acceptance: Acceptance, tree_rows: Sequence[int] = TREE_ROWS, batch: int = 1
+    costs: CostTable,
+    acceptance: Acceptance,
+    tree_rows: Sequence[int] = TREE_ROWS,
+    batch: int = 1,
+    chain: Callable[[int], Budget] = Budget.chain,
 ) -> list[Candidate]:
     """Every way to decode that the measurements speak about, fastest first; plain decoding is always one of them.
 
-    Tokens are each text's, seconds those of a round of ``batch`` texts.
+    Tokens are each text's, seconds those of a round of ``batch`` texts. ``chain`` is the budget of a depth.
     """
     found = [Candidate("plain", PLAIN, 1.0, costs.round(PLAIN, batch))]
     tokens = 1.0
     for depth, joint in enumerate(acceptance.joint, 1):
         tokens += joint
-        budget = Budget.chain(depth)
+        budget = chain(depth)
         found.append(Candidate(f"chain {depth}", budget, tokens, costs.round(budget, batch)))
     for rows in tree_rows:
         shape = static_tree(acceptance.ranks, rows)

@@ -9,7 +9,7 @@ measured by a short decode. The speed-up of B texts under a budget of N rows is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -21,6 +21,8 @@ from heads.target import Target
 from infer.costs import ROWS, measure_batches, measure_costs
 from infer.drafters import Drafter
 from infer.lookahead import PLAIN, Acceptance, CostTable, candidates
+
+Chain = Callable[[int], Budget]
 
 STEPS = 1000  # of acceptance, in looking for where drafting begins to pay
 WORTH = 1.1  # a gain below this is not worth training for
@@ -52,17 +54,22 @@ def geometric(acceptance: float, depth: int) -> Acceptance:
     return Acceptance(joint=tuple(accumulate([acceptance] * depth, lambda a, b: a * b)))
 
 
-def speedups(costs: CostTable, joint: Sequence[float], batch: int) -> list[float]:
-    """Speed-up of chains over plain decoding, by depth from 0."""
+def speedups(costs: CostTable, joint: Sequence[float], batch: int, chain: Chain = Budget.chain) -> list[float]:
+    """Speed-up of chains over plain decoding, by depth from 0.
+
+    Args:
+        joint: by depth, P(the drafts so far all hold).
+        chain: the budget of a depth.
+    """
     tokens = accumulate(joint, initial=1.0)
     plain = costs.round(PLAIN, batch)
-    return [total * plain / costs.round(Budget.chain(depth), batch) for depth, total in enumerate(tokens)]
+    return [total * plain / costs.round(chain(depth), batch) for depth, total in enumerate(tokens)]
 
 
-def break_even(costs: CostTable, depth: int, batch: int) -> float | None:
+def break_even(costs: CostTable, depth: int, batch: int, chain: Chain = Budget.chain) -> float | None:
     """The acceptance from which the best chain beats plain decoding; None where even perfect drafts do not."""
     for step in range(STEPS + 1):
-        if max(speedups(costs, geometric(step / STEPS, depth).joint, batch)) > 1:
+        if max(speedups(costs, geometric(step / STEPS, depth).joint, batch, chain)) > 1:
             return step / STEPS
     return None
 
@@ -75,6 +82,7 @@ def plan(
     *,
     assumed: Sequence[float] = (0.6,),
     measured: Acceptance | None = None,
+    chain: Chain = Budget.chain,
 ) -> dict[str, Any]:
     """Work out the plan from costs and acceptance.
 
@@ -85,6 +93,7 @@ def plan(
         depth: deepest chain to consider.
         assumed: acceptances to show; the first is what the sentence is about when nothing was measured.
         measured: acceptance of heads that are there.
+        chain: the budget of a depth, for heads whose drafts take rows of their own.
 
     Returns:
         A report of plain values.
@@ -98,7 +107,7 @@ def plan(
     if measured is not None:
         chains = {"measured": measured} | chains
     by_depth = {
-        name: {str(batch): speedups(costs, acceptance.joint, batch) for batch in batches}
+        name: {str(batch): speedups(costs, acceptance.joint, batch, chain) for batch in batches}
         for name, acceptance in chains.items()
     }
     report = {
@@ -111,16 +120,16 @@ def plan(
         "acceptance": {name: list(acceptance.joint) for name, acceptance in chains.items()},
         "by_depth": by_depth,
         "best": {
-            name: {str(batch): _best(costs, acceptance, batch) for batch in batches}
+            name: {str(batch): _best(costs, acceptance, batch, chain) for batch in batches}
             for name, acceptance in chains.items()
         },
-        "break_even": {str(batch): break_even(costs, depth, batch) for batch in batches},
+        "break_even": {str(batch): break_even(costs, depth, batch, chain) for batch in batches},
     }
     return report | {"advice": advice(report)}
 
 
-def _best(costs: CostTable, acceptance: Acceptance, batch: int) -> dict[str, Any]:
-    best = candidates(costs, acceptance, batch=batch)[0]
+def _best(costs: CostTable, acceptance: Acceptance, batch: int, chain: Chain) -> dict[str, Any]:
+    best = candidates(costs, acceptance, batch=batch, chain=chain)[0]
     return {
         "name": best.name,
         "rows": best.budget.rows,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 
 import heads as trained
 from heads.base import DraftHeads
+from heads.grow import Budget
 from heads.target import Target
 from infer import plan
-from infer.drafters import HeadsDrafter, refuse_inside
-from infer.evaluate import Settings, ask, measure_acceptance
+from infer.drafters import HeadsDrafter
+from infer.drafters.inside import inside_of
+from infer.evaluate import Question, Settings, ask, measure_acceptance
+from infer.lookahead import Acceptance
 from infer.options import dtype_option, numbers, positive, prompt_options, prompts_of, share
 from infer.plot import draw
 
@@ -66,16 +71,16 @@ def run(args: argparse.Namespace) -> Report:
     else:
         made = DraftHeads.from_pretrained(args.heads, target=target, dtype=dtype)
     drafter = HeadsDrafter(made)
-    refuse_inside(drafter, "a plan")
-    depth = args.lookahead or drafter.lookahead
+    depth, inside = args.lookahead or drafter.lookahead, inside_of(drafter)
     questions = ask(prompts_of(args), target.tokenizer())
     ids = torch.cat([question.ids for question in questions], 1)
     ids = ids.repeat(1, -(-args.context // ids.shape[1]))[:, : args.context]
     measured = None
     if args.heads is not None:
-        measured = measure_acceptance(target, drafter, questions, Settings(args.max_new_tokens), depth=depth)
+        measured = _measured(target, drafter, questions, Settings(args.max_new_tokens), depth)
     costs = plan.measure(target, drafter, ids, args.batches, depth=depth, repeats=args.repeats)
-    report = plan.plan(target, costs, args.batches, depth, assumed=args.acceptance, measured=measured)
+    chain = Budget.chain if inside is None else inside.usual
+    report = plan.plan(target, costs, args.batches, depth, assumed=args.acceptance, measured=measured, chain=chain)
     report = {"heads": args.heads or f"untrained, kind {args.kind}"} | report
     text = plan.table(report)
     if args.layers:
@@ -93,3 +98,16 @@ def run(args: argparse.Namespace) -> Report:
         draw(report, args.png)
         text += f"\nplot written to {args.png}"
     return report, text
+
+
+def _measured(
+    target: Target, drafter: HeadsDrafter, questions: Sequence[Question], settings: Settings, depth: int
+) -> Acceptance:
+    """By decoding; heads that draft inside the pass with each budget of theirs, since rows decide what they draft."""
+    inside = inside_of(drafter)
+    if inside is None:
+        return measure_acceptance(target, drafter, questions, settings, depth=depth)
+    usual = [inside.usual(d) for d in range(1, depth + 1)]
+    found = measure_acceptance(target, drafter, questions, settings, depth=depth, dynamic=usual, chain=False).dynamic
+    tokens = [1.0, *(found[budget.rows, budget.depth, budget.width] for budget in usual)]
+    return Acceptance(joint=tuple(b - a for a, b in pairwise(tokens)))

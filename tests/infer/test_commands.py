@@ -171,6 +171,17 @@ def test_plan_before_and_after_training(folder: Path, prompts: Path, tmp_path: P
         verbs()["plan"](*argv, "--png", tmp_path / "none" / "plan.png")
 
 
+def test_plan_for_heads_that_draft_inside_the_pass(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    target = Target.load(str(folder.parent / "target"), dtype=torch.float32)
+    made = heads.build(heads.make_config("mtp", target, lookahead=2), target)
+    made.initialize()
+    made.save_pretrained(tmp_path / "mtp")
+    argv = [folder.parent / "target", tmp_path / "mtp", "--dtype", "float32", "--batches", "1", "--repeats", 1]
+    report, text = verbs()["plan"](*argv, "--context", 8, "--count", 1, "--max-new-tokens", 6)
+    assert len(report["by_depth"]["measured"]["1"]) == 3 and "Use these heads" in text or "hardly pay" in text
+    assert {"4", "9"} <= set(report["curve"]["1"]), "a token and its masks, two tokens and theirs"
+
+
 def test_built_in_prompts(prompts: Path) -> None:
     made = options.read_prompts("builtin:json")
     assert len({prompt.messages[0]["content"] for prompt in made}) == 20

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from heads.grow import Budget
 from heads.target import Target
 from infer import plan, plot
 from infer.drafters import NoDrafter
@@ -36,6 +37,14 @@ def test_the_formula() -> None:
     assert one == pytest.approx([1.0, 1.6 / (0.1 + 1.05), 1.96 / (0.2 + 1.1)])
     four = plan.speedups(COSTS, (0.6,), 4)
     assert four == pytest.approx([1.0, 1.6 * 1.2 / (4 * 0.1 + 1.4)])
+
+
+def test_rows_that_a_chain_takes_beside_its_tokens_are_paid() -> None:
+    """Three rows for a token and its masks, as heads that draft inside the pass take them."""
+    one = plan.speedups(COSTS, (0.6,), 1, lambda depth: Budget(rows=1 + 3 * depth, depth=depth))
+    assert one == pytest.approx([1.0, 1.6 / (0.1 + 1.15)])
+    even = plan.break_even(COSTS, 1, 1, lambda depth: Budget(rows=1 + 3 * depth, depth=depth))
+    assert even == pytest.approx(0.251)
 
 
 def test_break_even_is_where_a_chain_begins_to_pay() -> None:

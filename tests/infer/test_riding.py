@@ -15,6 +15,7 @@ from heads.draft import Draft
 from heads.grow import Budget
 from infer import controls
 from infer.control import SLACK, TRIAL
+from infer.costs import measure_costs
 from infer.drafters import FirstToSpeak, HeadsDrafter, LookupDrafter
 from infer.lookahead import CostTable
 from infer.metrics import Round
@@ -117,3 +118,9 @@ def test_which_budgets_are_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(FirstToSpeak([LookupDrafter(lookahead=2), heads])) == [4, 9, 16]
     assert made(heads, Budget(rows=12, depth=3)) == [4, 9]
     assert made(heads, Budget(rows=3, depth=2)) == [3]
+
+
+def test_costs_are_of_the_passes_that_its_masks_ride_in() -> None:
+    heads = HeadsDrafter(small_mtp(target_of("llama")))
+    costs = measure_costs(heads.heads.target, heads, PROMPT, rows=(1, 2), repeats=1)
+    assert sorted(costs.rows) == [1, 2, 4, 16] and sorted(costs.drafts) == [(1, 1), (3, 1)]
