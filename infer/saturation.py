@@ -47,12 +47,14 @@ def saturation(
 ) -> dict[str, Any]:
     """Decode greedily ``batch`` texts together with chains of each depth, all pairs in turn, ``repeats`` times.
 
+    Each time begins at other prompts, the same for all pairs of a batch.
+
     Only rounds in which all texts are alive count, so that a batch stays what it is called.
 
     Args:
         target: what decodes.
         drafter: what drafts; each text has a fork of its own.
-        questions: prompts, used again in turn where a batch is larger.
+        questions: prompts, used again in turn where there are too few.
         batches: texts decoded together.
         depths: tokens of a chain; 0, plain decoding, is always among them.
         max_new_tokens: length of answers, without regard to an end of sequence.
@@ -72,7 +74,9 @@ def saturation(
     found: dict[tuple[int, int], list[Cell]] = {pair: [] for pair in pairs}
     _cell(target, drafter, questions, pairs[0], max_new_tokens)  # warms up
     for pair in progress(pairs * repeats, len(pairs) * repeats, "timing batch × depth"):
-        found[pair].append(_cell(target, drafter, questions, pair, max_new_tokens))
+        begin = len(found[pair]) * pair[0] % len(questions)
+        some = list(islice(cycle(questions), begin, begin + pair[0]))
+        found[pair].append(_cell(target, drafter, some, pair, max_new_tokens))
     rates = {pair: statistics.median(cell.tokens / cell.seconds for cell in cells) for pair, cells in found.items()}
     best = {batch: max(depths, key=lambda depth: rates[batch, depth]) for batch, _ in pairs}
     return {
@@ -106,7 +110,7 @@ def _cell(
 ) -> Cell:
     batch, depth = pair
     texts = []
-    for question in islice(cycle(questions), batch):
+    for question in questions[:batch]:
         ids = question.ids.to(target.device)
         stop = Stop(ids.shape[1] + max_new_tokens)
         texts.append(Decoding(target, ids, drafter.fork(), Budget.chain(depth), stop))
@@ -136,6 +140,8 @@ def table(report: Mapping[str, Any]) -> str:
         gain = rates[str(best)] / rates["0"]
         figures = "".join(f"{rates[depth]:>10.1f}" for depth in depths)
         lines.append(f"{'batch ' + batch:<18}{figures}{f'{best} (×{gain:.2f})':>10}")
+        taus = report["tokens_per_round"][batch]
+        lines.append(f"{'  tokens a round':<18}" + "".join(f"{taus[depth]:>10.2f}" for depth in depths))
     turn = report["stops_paying_at"]
     lines += [
         "",

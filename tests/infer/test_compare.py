@@ -155,8 +155,26 @@ def test_where_drafting_stops_paying() -> None:
         "target": "t",
         "settings": {"dtype": "float32", "device": "cpu", "threads": 1, "repeats": 3},
         "rates": {"1": {"0": 10.0, "4": 20.0}, "16": {"0": 100.0, "4": 80.0}},
+        "tokens_per_round": {"1": {"0": 1.0, "4": 3.25}, "16": {"0": 1.0, "4": 3.0}},
         "best": {"1": 4, "16": 0},
         "stops_paying_at": 16,
     }
     assert "drafting stops paying at batch 16" in saturation.table(report)
-    assert "4 (×2.00)" in saturation.table(report)
+    assert "4 (×2.00)" in saturation.table(report) and "3.25" in saturation.table(report)
+
+
+def test_each_repeat_is_of_other_prompts_the_same_for_every_depth(
+    target: Target, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[tuple[int, int], list[str]]] = []
+
+    def cell(
+        target: Target, drafter: Oracle, questions: list[Question], pair: tuple[int, int], new: int
+    ) -> saturation.Cell:
+        asked.append((pair, [question.id for question in questions]))
+        return saturation.Cell(1, 1, 1.0)
+
+    monkeypatch.setattr(saturation, "_cell", cell)
+    few = [replace(QUESTIONS[0], id=name) for name in "abc"]
+    saturation.saturation(target, oracle, few, [2], [2], repeats=3)
+    assert asked[1:] == [((2, d), list(names)) for names in ("ab", "ca", "bc") for d in (0, 2)]
