@@ -218,8 +218,8 @@ def sampled_law(target: Target, drafter: Drafter, prompts: Sequence[Tensor], pla
 
 
 def _named(budget: Budget) -> dict[str, Any]:
-    """A budget as a certificate has it: its size and shape; floors are a control's, and there is none here."""
-    return {name: value for name, value in asdict(budget).items() if name != "floors"}
+    """A budget as a certificate has it: its size and shape; the rest is a control's, and there is none here."""
+    return {name: getattr(budget, name) for name in ("rows", "depth", "width", "shape")}
 
 
 def _law_block(
