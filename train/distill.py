@@ -61,7 +61,7 @@ class Settings:
     minutes: float = 15.0
     steps: int | None = None
     lr: float = 1e-3
-    batch_tokens: int = 2048
+    batch_tokens: int = 512  # steps count more than tokens in a quarter of an hour
     max_length: int = 1024
     dtype: str = "bfloat16"
     seed: int = 0
