@@ -7,21 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from headstart import verbs
+from headstart import parse, verbs
 from tests.written import blocks, commands
+from train.assemble import find_recipe
+from train.settings import load
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "results" / "README.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_are_taken_and_code_compiles(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     parser = verbs().parser
     ours = [words[1:] for words in commands(text) if words[0] == "headstart"]
     assert ours
     for words in ours:
-        assert callable(parser.parse_args(words).run), words
+        args = parse(parser, words)
+        assert callable(args.run), words
+        if getattr(args, "takes_settings", False):
+            load(find_recipe(args.config), args.settings)
     for code in blocks(text, "python"):
         compile(code.replace("…", "x"), page.name, "exec")
 

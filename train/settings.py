@@ -102,6 +102,11 @@ def convert(value: Any, wanted: Any) -> Any:
             raise ValueError("a list is wanted")
         return tuple(convert(item, typing.get_args(wanted)[0]) for item in items)
     if typing.get_origin(wanted) is dict:
+        if isinstance(value, str) and value.startswith("{"):  # as a command line has it: {soft_ce: 0.1, tv: 1.8}
+            try:
+                value = yaml.load(value, Loader=_Text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"it is no YAML: {error}") from None
         if not isinstance(value, Mapping):
             raise ValueError("a mapping is wanted")
         inner = typing.get_args(wanted)[1]
@@ -137,7 +142,8 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
 def override(sections: dict[str, dict[str, Any]], arguments: Sequence[str]) -> None:
     """Put ``--section.key value`` (or ``=value``) pairs over what the file said, in place.
 
-    ``--section.key.name value`` sets one entry of a mapping such as ``train.loss``.
+    ``--section.key.name value`` sets one entry of a mapping such as ``train.loss``, ``--section.key {name: value}`` the
+    whole of it.
     """
     pending = list(arguments)
     while pending:

@@ -143,6 +143,16 @@ def test_recipes_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
         find_recipe("configs/nope.yaml")
 
 
+def test_a_mapping_is_replaced_as_a_whole_or_by_the_entry(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train: {loss: {soft_ce: 1.0}}")
+    assert load(recipe, ["--train.loss.tv", "0.5"]).train.loss == {"soft_ce": 1.0, "tv": 0.5}
+    assert load(recipe, ["--train.loss", "{lk: 1, tv: 0.5}"]).train.loss == {"lk": 1.0, "tv": 0.5}
+    for wrong in ("{lk: 1", "lk", "{lk: 1, lk: 2}"):
+        with pytest.raises(SettingsError, match=r"train\.loss|more than once"):
+            load(recipe, ["--train.loss", wrong])
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_each_recipe_loads_and_opens_with_its_command(path: Path) -> None:
     config = load(path)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,7 @@ def _ours(arm: Arm, course: Course) -> Taught:
         seconds=spent["seconds"] + states_seconds,
         peak_bytes=spent["peak"],
         curve=tuple(_curve(out / "log.jsonl")),
-        command=" ".join(["python train/train_heads.py", *words]),
+        command=shlex.join(["python", "train/train_heads.py", "--config", arm.what, *words[2:]]),
         versions=report["versions"],
     )
 
@@ -203,7 +204,9 @@ def _peer(arm: Arm, course: Course) -> Taught:
     if (report["steps"], report["optimizer"]["lr"]) != (course.steps, lr):
         raise ValueError(f"{out} holds heads that were trained otherwise: name another folder, or remove it")
     lines = [json.loads(line) for line in (out / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
-    words = [f"--set {key}={value}" for key, value in settings.items()]
+    said = ["python", "train/peers/teach.py", arm.what, "--steps", str(course.steps), "--lr", f"{lr:g}"]
+    said += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    said += [part for word in course.common() for part in ("--set", word.removeprefix("--"))]
     return Taught(
         heads=out / HEADS,
         steps=report["steps"],
@@ -211,9 +214,7 @@ def _peer(arm: Arm, course: Course) -> Taught:
         seconds=report["process_seconds"] + report["states_seconds"],
         peak_bytes=report["peak_bytes"],
         curve=tuple((line["step"], line["loss"], tuple(line["accuracy"])) for line in lines),
-        command=" ".join(
-            ["python train/peers/teach.py", arm.what, f"--steps {course.steps} --lr {lr:g} --out {out}", *words]
-        ),
+        command=shlex.join([*said, *(["--muon"] if optimizer else []), "--out", str(out)]),
         versions=report["versions"],
     )
 

@@ -64,15 +64,21 @@ def _by_position(axes: Any, report: Mapping[str, Any]) -> None:
 
 
 def _curves(axes: Any, report: Mapping[str, Any]) -> None:
+    """Of every rate that was tried; the chosen one's is thick and has the label."""
     for name, colour in _colours(report).items():
-        curve = (report["arms"][name].get("training") or {}).get("curve") or []
-        points = [(step, accuracy[0]) for step, _, accuracy in curve if accuracy]
-        width = max(1, len(points) // 40)  # peers tell of every step
-        means = [points[at : at + width] for at in range(0, len(points), width)]
-        steps = [part[-1][0] for part in means]
-        axes.plot(steps, [sum(value for _, value in part) / len(part) for part in means], color=colour, label=name)
+        arm = report["arms"][name]
+        for one in arm.get("rates") or [{**(arm.get("training") or {}), "chosen": True}]:
+            points = [(step, accuracy[0]) for step, _, accuracy in one.get("curve") or [] if accuracy]
+            if not points:
+                continue
+            width = max(1, len(points) // 40)  # peers tell of every step
+            means = [points[at : at + width] for at in range(0, len(points), width)]
+            label = f"{name} {one['rate']:g}" if "rate" in one else name
+            look = {"label": label, "linewidth": 1.8} if one["chosen"] else {"linewidth": 0.8, "alpha": 0.6}
+            right = [sum(value for _, value in part) / len(part) for part in means]
+            axes.plot([part[-1][0] for part in means], right, color=colour, **look)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("first drafted token right, in training, as each counts it")
+    axes.set_ylabel("first drafted token right, in training, as each counts it\n(thin: other learning rates)")
 
 
 PLOTS: dict[str, Draw] = {

@@ -1,8 +1,9 @@
-"""A comparison's report: figures of every arm, how many times one is the other, the table for people."""
+"""A comparison's report: figures of every arm, how many times one is the other, and whether that is what was asked."""
 
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -10,43 +11,60 @@ from typing import Any
 
 import torch
 
+from infer.evaluate import summary
 from infer.paired import times
 from train.compare.arms import Taught
+from train.compare.rates import Try
 from train.compare.score import Score, agreement
 
-VERSIONS = ("torch", "transformers", "accelerate", "numpy")
+VERSIONS = ("headstart", "torch", "transformers", "accelerate", "numpy")
 
 
 def figures(
-    scores: Mapping[str, Score], made: Mapping[str, Taught], first: str, apart: Sequence[str]
+    scores: Mapping[str, Score],
+    made: Mapping[str, Taught],
+    tried: Mapping[str, Sequence[Try]],
+    apart: Sequence[str],
+    columns: Sequence[str],
 ) -> dict[str, Any]:
     """Plain values.
 
     Args:
-        scores: by arm, controls among them.
+        scores: by arm, the first being held against the others; controls among them.
         made: arms that have heads.
-        first: the arm that the others are held against.
-        apart: controls, which are not: they say what is possible.
+        tried: learning rates of arms that several were tried for.
+        apart: controls, which nothing is held against: they say what is possible.
+        columns: the figures that count.
     """
+    first = next(iter(scores))
     arms = {}
     for name, found in scores.items():
         block: dict[str, Any] = found.blocks()
+        block["by_category"] = {column: _by_category(found, column) for column in columns}
         block["walked_and_decoded"] = {key: list(pair) for key, pair in agreement(found).items()}
         if name in made:
-            block["training"] = _training(made[name])
+            block["training"] = training(made[name])
+        if len(tried.get(name, ())) > 1:
+            block["rates"] = [
+                {"rate": one.rate, "accepted": one.worth, "chosen": one.done.heads == made[name].heads}
+                | training(one.done)
+                for one in tried[name]
+            ]
         arms[name] = block
     others = [name for name in scores if name != first and name not in apart]
     return {
         "first": first,
+        "columns": list(columns),
         "arms": arms,
-        "times": {name: _times(scores[first], scores[name]) for name in others} if first in scores else {},
+        "times": {name: _times(scores[first], scores[name], columns) for name in others},
         "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {platform.system()}",
-        "command": " ".join(["headstart compare", *sys.argv[2:]]),
+        "command": shlex.join(["headstart", *sys.argv[1:]]),
     }
 
 
-def _training(made: Taught) -> dict[str, Any]:
+def training(made: Taught) -> dict[str, Any]:
+    """How heads were made."""
     names = ("steps", "tokens", "seconds", "peak_bytes", "command", "versions")
     return {name: getattr(made, name) for name in names} | {
         "heads": str(made.heads),
@@ -54,34 +72,37 @@ def _training(made: Taught) -> dict[str, Any]:
     }
 
 
-def _times(ours: Score, theirs: Score) -> dict[str, Any]:
+def _by_category(found: Score, column: str) -> dict[str, Any]:
+    each = found.of(column)
+    return {
+        category: summary([stats for stats, own in zip(each, found.categories, strict=True) if own == category])[
+            "loop_free_tokens_per_round"
+        ]
+        for category in dict.fromkeys(found.categories)
+    }
+
+
+def _times(ours: Score, theirs: Score, columns: Sequence[str]) -> dict[str, Any]:
     """Accepted drafts a round (τ - 1), loop-free, of ours over theirs, with 95% over paired prompts."""
-    pairs = [(name, stats, theirs.greedy[name]) for name, stats in ours.greedy.items()]
-    pairs += [(name, stats, theirs.decoded[name]) for name, stats in ours.decoded.items()]
-    return {name: times(one, other)._asdict() for name, one, other in pairs if len(one) == len(other)}
+    pairs = {name: (stats, theirs.greedy[name]) for name, stats in ours.greedy.items()}
+    pairs |= {column: (ours.of(column), theirs.of(column)) for column in columns}
+    return {name: times(one, other)._asdict() for name, (one, other) in pairs.items()}
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """Markdown, which a terminal shows as well."""
-    columns = list(next(iter(report["arms"].values()))["decoded"])
-    lines = ["| τ, loop-free [95% over prompts] | " + " | ".join(columns) + " | tokens seen | seconds |"]
-    lines.append("|---" * (len(columns) + 3) + "|")
-    for name, arm in report["arms"].items():
-        cells = [_interval(arm["decoded"][column]["loop_free_tokens_per_round"]) for column in columns]
-        trained = arm.get("training") or {}
-        cells += [_number(trained.get("tokens")), _number(trained.get("seconds"))]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    if report["times"]:
-        lines += ["", f"| accepted drafts a round: {report['first']} over | " + " | ".join(columns) + " |"]
-        lines.append("|---" * (len(columns) + 1) + "|")
-        for name, ratios in report["times"].items():
-            lines.append(f"| {name} | " + " | ".join(_interval(ratios[column]) for column in columns) + " |")
-    return "\n".join(lines)
+def held(report: Mapping[str, Any], wanted: Mapping[str, float]) -> dict[str, Any]:
+    """Whether the first arm is so many times as good as the arms named, and surely better than each, in every column.
 
-
-def _interval(figure: Mapping[str, float]) -> str:
-    return f"{figure['value']:.2f} [{figure['low']:.2f}, {figure['high']:.2f}]"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    Raises:
+        ValueError: there is no such arm to be held against.
+    """
+    found = {}
+    for name, least in wanted.items():
+        if name not in report["times"]:
+            known = ", ".join(report["times"]) or "none"
+            raise ValueError(f"--at-least {name}={least:g}: arms that the first is held against are {known}")
+        ratios = {column: report["times"][name][column] for column in report["columns"]}
+        found[name] = {
+            "least": least,
+            "met": {column: one["value"] >= least and one["low"] > 1 for column, one in ratios.items()},
+        }
+    return found

@@ -41,6 +41,8 @@ def prepared(config: RunConfig, accelerator: Accelerator, reporter: Reporter) ->
     kept = root / f"{spec.folder(root).name}.json"
     if not (kept.is_file() and spec.folder(root).is_dir()):
         reporter.say(f"states of {texts.lengths.sum():,} tokens at taps {list(spec.taps)}: {spec.folder(root)}")
+        if spec.folder(root).is_dir():
+            reporter.say("some or all are there from before: only what is missing is timed")
         began = time.perf_counter()
         open_or_build(spec, root, ranks)
         write_json(kept, {"seconds": time.perf_counter() - began})

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from heads.base import DraftHeads
 from heads.formats.folder import new_folder
 from heads.target import Target
 from infer.evaluate import Question, Settings, ask
-from infer.options import DTYPES, positive, prompt_options, prompts_of
+from infer.options import DTYPES, numbers, others, positive, prompt_options, prompts_of, sample, temperature
+from infer.prompts import Prompt, read_prompts
 from train.assemble import find_recipe
+from train.compare import own_engine
 from train.compare.arms import Arm, Course, Taught, again, taught
+from train.compare.judge import Judge
+from train.compare.page import page, tables
 from train.compare.plots import draw
-from train.compare.report import figures, table
-from train.compare.score import Score, controls, of_heads, score
+from train.compare.rates import Try, choose, train_all
+from train.compare.report import figures, held
+from train.compare.score import Plan, columns, controls
 from train.launch import start
 from train.output import write_whole
-from train.peers.environments import default_root
+from train.peers.environments import PEERS, default_root, python_of
 from train.peers.inside.job import write_json
 from train.progress import Reporter
 from train.settings import load
@@ -35,13 +40,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting over that recipe's")
     add("--steps", type=positive, default=400, help="optimizer steps of each arm: equal tokens (default: %(default)s)")
     add("--seconds", type=float, metavar="S", help="train every arm once more, as long as takes S seconds")
+    each = "learning rates, apart by commas: every arm that names none is trained at each and takes the best"
+    add("--rates", type=numbers(float), default=[], metavar="LR,…", help=each)
+    add(
+        "--rate-prompts",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="that choose it, kept apart (%(default)s)",
+    )
     prompt_options(parser, 24)
+    add("--sample", type=positive, metavar="N", help="also the first N of the held-out sample, before --prompts")
     add("--depth", type=positive, default=7, help="deepest draft (default: %(default)s)")
-    add("--temperatures", default="0,1", help="really decoded at each (default: %(default)s)")
+    add("--temperatures", type=numbers(temperature), default=[0.0, 1.0], metavar="T,…", help="(default: 0,1)")
+    real = "greedy decoding is real on the first N prompts, to check the walks that the figures are from (all)"
+    add("--checked", type=positive, metavar="N", help=real)
     add("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     add("--control-prompts", type=positive, default=4, metavar="N", help="for the target as its own draft")
+    least = "the first arm must have so many times the arm's accepted drafts a round, else the exit status is 1"
+    add("--at-least", action="append", default=[], metavar="NAME=TIMES", help=least)
     add("--dtype", choices=DTYPES, default="bfloat16", help="of target and heads (default: %(default)s)")
-    add("--runs", type=Path, default=Path("runs/compare"), help="what is trained, found again (default: %(default)s)")
+    add("--runs", type=Path, default=Path("runs/compare"), help="what is made, found again (default: %(default)s)")
     add("--out", type=Path, required=True, metavar="FOLDER", help="a new folder for report, table and pictures")
     add("--threads", type=positive, default=torch.get_num_threads(), help="of each training (default: %(default)s)")
     add("--environments", type=Path, default=default_root(), help="where the peers' lie (default: %(default)s)")
@@ -53,8 +72,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arms = [Arm.read(text) for text in args.arm]
     if len({arm.name for arm in arms}) < len(arms):
         raise ValueError("two arms have one name: give each its own")
-    temperatures = _temperatures(args.temperatures)
-    prompts, reporter = prompts_of(args), Reporter(True)
+    wanted = _wanted(args.at_least, [arm.name for arm in arms])
+    prompts, reporter = _prompts(args), Reporter(True)
     base = load(find_recipe(args.config), [f"--{word}" for word in args.set])
     with new_folder(args.out) as partial:
         course = Course(
@@ -67,60 +86,83 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             threads=args.threads,
             reporter=reporter,
         )
-        made = _train(arms, course, args.seconds)
+        tried = train_all(arms, args.rates, course)
         target = Target.load(base.target.name, dtype=getattr(torch, args.dtype), device=course.accelerator.device)
-        questions = ask(prompts, target.tokenizer())
         settings = Settings(args.max_new_tokens, 0.0, args.seed)
-        scores = _scores(target, made, questions, settings, temperatures, args)
-        apart = list(controls(target, args.depth, args.control_prompts))
-        report = figures(scores, made, arms[0].name, apart) | _asked(args, questions, target)
-        shown = table(report)
+        judge = Judge(target, args.runs / "scores", args.depth, Plan(settings, tuple(args.temperatures), args.checked))
+        choosing = ask(others(prompts, args.rate_prompts), target.tokenizer()) if args.rates else []
+        best, tried = choose(tried, lambda one: judge.worth(one.arm.name, one.done.heads, choosing))
+        made = {name: one.done for name, one in best.items()} | _longer(best, course, args.seconds)
+        questions, apart = ask(prompts, target.tokenizer()), controls(target, args.depth, args.control_prompts)
+        scores = {name: judge.of_heads(name, done.heads, questions) for name, done in made.items()}
+        scores |= {name: judge.score(name, one, questions, {"control": name}) for name, one in apart.items()}
+        own = _own_engines(best, made, course, target, questions, args)
+        report = figures(scores, made, tried, list(apart), columns(args.temperatures)) | _asked(args, questions, target)
+        for name, found in own.items():
+            report["arms"][name]["own_engine"] = found
+        report["train_seed"], report["at_least"] = base.train.seed, held(report, wanted)
+        report["ok"] = all(all(one["met"].values()) for one in report["at_least"].values())
+        shown = tables(report)
         report["pictures"] = draw(report, partial)
         write_json(partial / "report.json", report)
-        pictures = "\n".join(f"![{name}]({name})" for name in report["pictures"])
-        write_whole(partial / "README.md", f"# {args.out.name}\n\n{_words(report)}\n\n{shown}\n\n{pictures}\n")
-    return report, f"{shown}\n\nreport, table and pictures: {args.out}"
+        write_whole(partial / "README.md", page(args.out.name, report, shown))
+    return report, f"{shown}\n\nreport, tables and pictures: {args.out}"
 
 
-def _temperatures(text: str) -> list[float]:
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 0:
-        raise ValueError(f"--temperatures {text}: numbers of 0 or more, apart by commas, are wanted")
-    return found
-
-
-def _train(arms: list[Arm], course: Course, seconds: float | None) -> dict[str, Taught]:
-    made = {arm.name: taught(arm, course) for arm in arms}
-    if len({done.tokens for done in made.values() if done.tokens is not None}) > 1:
-        seen = ", ".join(f"{name} {done.tokens}" for name, done in made.items())
-        raise ValueError(f"the arms did not see equally many tokens: {seen}")
-    if seconds is None:
-        return made
-    longer = [again(arm, made[arm.name], course, seconds) for arm in arms]
-    return made | {arm.name: taught(arm, other) for arm, other in filter(None, longer)}
-
-
-def _scores(
-    target: Target,
-    made: dict[str, Taught],
-    questions: list[Question],
-    settings: Settings,
-    temperatures: list[float],
-    args: argparse.Namespace,
-) -> dict[str, Score]:
+def _wanted(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     found = {}
-    for name, done in made.items():
-        heads = DraftHeads.from_pretrained(done.heads, target)
-        found[name] = score(target, of_heads(heads, args.depth), questions, settings, temperatures, name)
-    for name, contestant in controls(target, args.depth, args.control_prompts).items():
-        found[name] = score(target, contestant, questions, settings, temperatures, name)
+    for text in texts:
+        name, _, times = text.partition("=")
+        try:
+            found[name] = float(times)
+        except ValueError:
+            raise ValueError(f"--at-least {text}: write NAME=TIMES, as in dflash=1.1") from None
+        if name not in names[1:]:
+            raise ValueError(f"--at-least {text}: the arms behind the first are {', '.join(names[1:]) or 'none'}")
     return found
 
 
-def _asked(args: argparse.Namespace, questions: list[Question], target: Target) -> dict[str, Any]:
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    """Those of the sample are a category of their own where there are others."""
+    found = prompts_of(args)
+    if args.prompts is None or args.sample is None:
+        return found
+    mine = read_prompts(sample(), limit=args.sample)
+    return [Prompt(f"sample {one.id}", "sample", one.messages) for one in mine] + found
+
+
+def _longer(best: Mapping[str, Try], course: Course, seconds: float | None) -> dict[str, Taught]:
+    """Every arm once more for so many seconds, at the rate that was best for it."""
+    if seconds is None:
+        return {}
+    found = [again(one.arm, one.done, course, seconds) for one in best.values()]
+    return {arm.name: taught(arm, other) for arm, other in filter(None, found)}
+
+
+def _own_engines(
+    best: Mapping[str, Try],
+    made: Mapping[str, Taught],
+    course: Course,
+    target: Target,
+    questions: Sequence[Question],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Figures of peers' heads that their own engines decode, by arm."""
+    found = {}
+    for name, one in best.items():
+        if one.arm.source != "peer" or one.arm.what not in own_engine.MODULES:
+            continue
+        peer, folder = PEERS[one.arm.what], made[name].heads.parent
+        python = course.pythons.get(peer.package) or python_of(peer, course.environments, course.reporter.say)
+        course.reporter.say(f"{name}: {len(questions)} prompts by {peer.package}'s own engine")
+        found[name] = own_engine.decode(
+            peer.package, python, folder / "checkpoint", target, questions, args.max_new_tokens, course.threads,
+            folder / "own",
+        )  # fmt: skip
+    return found
+
+
+def _asked(args: argparse.Namespace, questions: Sequence[Question], target: Target) -> dict[str, Any]:
     return {
         "target": target.name,
         "dtype": args.dtype,
@@ -129,18 +171,6 @@ def _asked(args: argparse.Namespace, questions: list[Question], target: Target) 
         "seed": args.seed,
         "steps": args.steps,
         "seconds": args.seconds,
+        "depth": args.depth,
+        "checked": args.checked,
     }
-
-
-def _words(report: dict[str, Any]) -> str:
-    lines = [
-        f"Target {report['target']} in {report['dtype']}; {len(report['prompts'])} held-out prompts, "
-        f"{report['max_new_tokens']} tokens each; {report['machine']}.",
-        f"Seed {report['seed']}; {', '.join(f'{name} {value}' for name, value in report['versions'].items())}.",
-        "",
-        "```",
-        report["command"],
-        *(arm["training"]["command"] for arm in report["arms"].values() if (arm.get("training") or {}).get("command")),
-        "```",
-    ]
-    return "\n".join(lines)

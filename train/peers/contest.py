@@ -156,15 +156,7 @@ class Contest:
         peer = contender.peer
         python = Path(sys.executable) if peer is None else self.pythons[peer.package]
         module, path = ("train.peers.ours", HERE.parents[1]) if peer is None else (peer.module, HERE)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTHON"))}
-        environ |= {
-            "PYTHONPATH": str(path),
-            "PYTHONSAFEPATH": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        environ |= {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        return [str(python), "-m", module, str(job)], environ
+        return [str(python), "-m", module, str(job)], environment(path, self.threads)
 
     def _check(self, contender: Contender, steps: Sequence[Sequence[int]], result: dict[str, Any]) -> None:
         texts = self.handover.conversations
@@ -174,6 +166,18 @@ class Contest:
         if different := [name for name, value in self.wanted.items() if value != result["made"][name]]:
             told = "; ".join(f"{name} {result['made'][name]} where {self.wanted[name]} was asked" for name in different)
             raise ValueError(f"{contender.name} trained other heads than it was asked for: {told}")
+
+
+def environment(path: Path, threads: int) -> dict[str, str]:
+    """Variables of a process that sees ``path`` alone of this project, and no network."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTHON"))}
+    found |= {
+        "PYTHONPATH": str(path),
+        "PYTHONSAFEPATH": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return found | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 def optimizer_of(config: RunConfig, lr: float | None) -> dict[str, Any]:

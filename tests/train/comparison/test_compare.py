@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from heads.target import Target
 from headstart import main
+from infer.evaluate import Question
+from infer.walk import Walk
 from tests.train.peers.conftest import PLAIN
 from tests.train.world import RECIPE
 from train.compare import arms as arms_of
+from train.compare import score as score_of
+from train.compare.judge import Judge
 
 MEDUSA = "heads: {{kind: medusa, lookahead: 3, draft_vocab_size: 100}}"
 
@@ -47,7 +54,7 @@ def test_arms_of_every_source(recipes: Path, in_process: list[list[str]], capsys
         "README.md", "accepted_by_position.png", "report.json", "tokens_by_budget.png", "training.png",
     ]  # fmt: skip
     report = json.loads((out / "report.json").read_text())
-    assert list(report["arms"]) == ["ours", "medusa", "theirs", "prompt lookup", "target itself"]
+    assert list(report["arms"]) == ["ours", "medusa", "theirs", "no draft", "prompt lookup", "target itself"]
     tokens = {name: report["arms"][name]["training"]["tokens"] for name in ("ours", "medusa", "theirs")}
     assert len(set(tokens.values())) == 1, "the recipe's own batches do not count: all see as many tokens"
     ours = report["arms"]["ours"]
@@ -55,14 +62,19 @@ def test_arms_of_every_source(recipes: Path, in_process: list[list[str]], capsys
     for name, arm in report["arms"].items():
         for walked, decoded in arm["walked_and_decoded"].values():
             assert walked == decoded, name
+    assert report["arms"]["no draft"]["greedy"]["tree 64"]["tokens_per_round"]["value"] == 1.0
+    assert report["columns"] == ["chain 7, T=0", "tree 32, T=0", "chain 7, T=1", "tree 32, T=1"]
     assert [point[0] for point in ours["training"]["curve"]] == [1, 2, 3, 4, 5, 6]
     itself = report["arms"]["target itself"]["greedy"]
     # nine tokens behind the prefill's in rounds of 4, 4 and 1: always right, and never beyond the end
     assert itself["chain 3"]["prompts"] == 1 and (itself["chain 3"]["rounds"], itself["chain 3"]["accepted"]) == (3, 6)
     assert set(report["times"]) == {"medusa", "theirs"} and "tree 16" in report["times"]["medusa"]
+    own = report["arms"]["theirs"]["own_engine"]["chain 7"]
+    assert (own["prompts"], own["rounds"], own["accepted"]) == (3, 9, 18), "nine tokens a prompt, in threes"
     text = (out / "README.md").read_text()
+    assert "| theirs | 3.00 [3.00, 3.00] |" in text
     assert "accepted drafts a round: ours over" in shown and "accepted drafts a round: ours over" in text
-    assert "teach.py economize --steps 6 --lr 0.5" in text and "![training.png](training.png)" in text
+    assert "teach.py economize --steps 6 --lr 0.5 --set" in text and "![training.png](training.png)" in text
 
 
 def test_what_is_trained_is_found_again_and_heads_may_be_there(recipes: Path, in_process: list[list[str]]) -> None:
@@ -98,7 +110,8 @@ def test_equal_seconds_train_once_more(recipes: Path, in_process: list[list[str]
         (["--arm", "a=peer:vllm"], "peers are economize, speculators, not vllm"),
         (["--arm", "a=peer:economize@optimizer=muon"], "optimizer may be muon, with speculators"),
         (["--arm", "a=recipe:quickstart.yaml@train.lrr=1"], "did you mean train.lr?"),
-        (["--arm", "a=heads:x", "--temperatures", "warm"], "numbers of 0 or more, apart by commas"),
+        (["--arm", "a=heads:x", "--at-least", "a=1"], "the arms behind the first are none"),
+        (["--arm", "a=heads:x", "--arm", "b=heads:y", "--at-least", "b"], "write NAME=TIMES, as in dflash=1.1"),
     ],
 )
 def test_what_cannot_be_compared_is_said(
@@ -107,6 +120,70 @@ def test_what_cannot_be_compared_is_said(
     assert main(words(recipes, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (recipes / "out").exists() and not list(recipes.glob(".out*"))
+
+
+def test_every_arm_takes_the_best_of_the_same_rates(
+    recipes: Path, in_process: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worth = {"ours 0.01": 0.25, "ours 0.02": 0.75, "theirs 0.01": 0.5, "theirs 0.02": 0.125}
+    monkeypatch.setattr(Judge, "worth", lambda self, name, folder, questions: worth[name] + 0 * len(questions[1].ids))
+    own = ("--arm", f"named=recipe:{recipes}/recipe.yaml@train.lr=0.5")
+    two = ("--arm", "theirs=peer:economize", "--arm", f"ours=recipe:{recipes}/recipe.yaml", *own)
+    more = ("--rates", "0.01,0.02", "--rate-prompts", "2", "--temperatures", "0", "--checked", "1")
+    assert main(words(recipes, *two, *more, "--at-least", "ours=1000")) == 1, "which is more than there is"
+    report = json.loads((recipes / "out" / "report.json").read_text())
+    arms = report["arms"]
+    chosen = {name: [one["rate"] for one in arms[name]["rates"] if one["chosen"]] for name in ("ours", "theirs")}
+    assert chosen == {"ours": [0.02], "theirs": [0.01]} and "rates" not in arms["named"]
+    assert arms["ours"]["training"]["heads"] == f"{recipes}/runs/ours-0.02-6/heads"
+    assert [one["accepted"] for one in arms["theirs"]["rates"]] == [0.5, 0.125]
+    assert arms["ours"]["decoded"]["chain 7 T=0"]["prompts"] == 1 and arms["ours"]["greedy"]["chain 7"]["prompts"] == 3
+    shown = capsys.readouterr().out
+    assert "| ours | 0.02 | 0.750 | chosen |" in shown and "NO | 1000 times |" in shown
+    assert report["at_least"]["ours"]["met"] == {"chain 7, T=0": False, "tree 32, T=0": False}
+
+
+def test_prompts_that_were_decoded_are_not_decoded_again(
+    recipes: Path, in_process: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, heat = ("--arm", f"ours=recipe:{recipes}/recipe.yaml"), ("--temperatures", "0,1")
+    asked: list[str] = []
+    whole = score_of.walk
+
+    def walk(target: Target, drafter: object, question: Question, *rest: Any, **more: Any) -> Walk:
+        asked.append(question.id)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return whole(target, drafter, question, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(score_of, "walk", walk)
+    assert main(words(recipes, *one, *heat)) == 130
+    assert not (recipes / "out").exists()
+    stopped = next((recipes / "runs" / "scores").glob("ours-*.jsonl"))
+    stopped.write_text(stopped.read_text() + '{"prompt": "half a l')
+    assert main(words(recipes, *one, *heat)) == 0
+    assert asked[3:] == [asked[2], *asked[:3], asked[0]], "the third, then both controls, one of them on one prompt"
+    first = (recipes / "out" / "report.json").read_text()
+    monkeypatch.setattr(score_of, "walk", whole)
+    (recipes / "out").rename(recipes / "before")
+    shutil.rmtree(recipes / "runs" / "scores")
+    assert main(words(recipes, *one, *heat)) == 0
+    arms = [json.loads(text)["arms"] for text in (first, (recipes / "out" / "report.json").read_text())]
+    assert arms[0] == arms[1], "with and without a stop"
+
+
+def test_prompts_of_the_sample_and_of_a_file(
+    recipes: Path, in_process: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = recipes / "sample.jsonl"
+    mine.write_text("\n".join(json.dumps({"prompt": f"sample {word}"}) for word in ("ab", "cd", "ef")))
+    monkeypatch.setattr("train.compare.verb.sample", lambda: mine)
+    one = ("--arm", f"ours=recipe:{recipes}/recipe.yaml", "--temperatures", "0", "--sample", "2")
+    assert main(words(recipes, *one)) == 0
+    report = json.loads((recipes / "out" / "report.json").read_text())
+    assert [row["category"] for row in report["prompts"]] == ["sample", "sample", "a", "b", "a"]
+    assert set(report["arms"]["ours"]["by_category"]["chain 7, T=0"]) == {"sample", "a", "b"}
+    assert "| τ by category, tree 32, T=0 | ours |" in (recipes / "out" / "README.md").read_text()
 
 
 def test_arms_that_saw_other_data_are_no_comparison(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,15 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> dict[str, Runner]:
     return found
 
 
+def decode(job: Path) -> None:
+    """What economize's Python would do with a job of decoding, over the fake."""
+    sys.modules.pop("train.peers.inside.economize_decode", None)
+    try:
+        importlib.import_module("train.peers.inside.economize_decode").run(json.loads(job.read_text()))
+    finally:
+        sys.modules.pop("train.peers.inside.economize_decode", None)
+
+
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch, runners: dict[str, Runner]) -> list[list[str]]:
     """Runs happen in this process; the commands that they would have been."""
@@ -68,6 +78,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch, runners: dict[str, Runner]) -> l
         commands.append(list(command))
         if command[1].endswith("train_heads.py"):
             train(command[2:])
+        elif command[2] == "inside.economize_decode":
+            decode(Path(command[3]))
         else:
             runners[command[2]](Job.read(command[3]))
         return meter.Metered(1.5, 2.5, 3 << 30)

@@ -67,6 +67,39 @@ def apply(model: Any, config: Eagle3Config) -> Model:
     return Model({"eagle3": Technique(config, model.config.hidden_size, model.config.vocab_size)})
 
 
+__version__ = "0.3.2"
+
+
+@dataclass
+class DecodeConfig:
+    cycle_length: int
+    lossless: bool
+
+
+@dataclass
+class Decoded:
+    tokens: Tensor
+    acceptance: list[tuple[int, int]]
+
+
+class Loaded:
+    """Drafts what is always half right: two of its drafts are accepted in every round."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def decode(self, ids: Tensor, count: int, *, decoding: DecodeConfig, stop: list[int]) -> Decoded:
+        calls.setdefault("decoded", []).append((ids.tolist(), count, decoding, stop))
+        tokens = self.target.generate(ids[None], do_sample=False, max_new_tokens=count)[0, len(ids) :]
+        rounds = -(-(len(tokens) - 1) // 3)
+        return Decoded(tokens, [(decoding.cycle_length - 1, 2)] * rounds)
+
+
+def load(target: Any, checkpoint: str) -> Loaded:
+    calls["checkpoint"] = sorted(path.name for path in Path(checkpoint).iterdir())
+    return Loaded(target)
+
+
 @dataclass
 class Example:
     input_ids: Tensor
