@@ -26,6 +26,7 @@ def card(
     parameters: int,
     report: Mapping[str, Any] | None = None,
     bundle: bool = False,
+    base: str | None = None,
 ) -> str:
     """The text of README.md, with the Hub's metadata on top.
 
@@ -38,15 +39,16 @@ def card(
             ``draft_vocabulary`` (as a run's report.json has it), ``license``, ``target_license``, ``data_license``; or
             single figures by the keys of ``heads.card_measured.FIGURES``.
         bundle: the target lies in the same repository.
+        base: of an adapter: the heads that it belongs on.
     """
     report = without_places(gather([report]) if report else {})
     training = report.get("training") or {}
     sections = [
         _metadata(config, repo_id, report, bundle),
-        f"# {repo_id.rpartition('/')[2]}\n\nDraft heads for speculative decoding of {_target(config)}"
-        f"{', which lies in this repository' if bundle else ''}. They propose several tokens at a time; the target "
-        "checks them in one pass, and the text is exactly the target's own.",
-        table("Heads", _facts(config, parameters) | _never_drafted(report)),
+        f"# {repo_id.rpartition('/')[2]}\n\n{'Draft heads' if base is None else 'An adapter of draft heads'} for "
+        f"speculative decoding of {_target(config)}{', which lies in this repository' if bundle else ''}. They propose "
+        "several tokens at a time; the target checks them in one pass, and the text is exactly the target's own.",
+        table("Heads", _facts(config, parameters) | _adapter(config, base) | _never_drafted(report)),
         _recorded("Data", report.get("data") or _data(training)),
         _recorded("Recipe", report.get("recipe") or _recipe(training)),
         measured(report),
@@ -89,6 +91,15 @@ def _facts(config: HeadsConfig, parameters: int) -> dict[str, Any]:
         if value := getattr(config.target, key):
             facts[f"target's {key}"] = value
     return facts
+
+
+def _adapter(config: HeadsConfig, base: str | None) -> dict[str, Any]:
+    if config.lora is None:
+        return {}
+    rank, alpha, modules = (config.lora[key] for key in ("rank", "alpha", "modules"))
+    layers = "all linear layers" if modules == "all" else ", ".join(f"`{name}`" for name in modules)
+    facts = {"adapter": f"LoRA of rank {rank}, alpha {alpha:g}, on {layers}"}
+    return facts if base is None else facts | {"belongs on": base}
 
 
 def _never_drafted(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def _engines(config: HeadsConfig, repo_id: str, target: str, embedded: bool) -> 
         return "No serving engine reads heads that attend a window: Headstart and transformers decode with them."
     served = SERVED[config.kind](config)
     parts = [f"In serving engines, as `headstart export` writes them. {served.note}".rstrip()]
+    if config.lora is not None:
+        parts.append(f"```\nheadstart merge {repo_id} --out ./merged   # ordinary heads\n```")
+        repo_id = "./merged"
     if embedded:
         parts.append(f"```\nheadstart bundle {repo_id} --out ./bundle   # the target, as a folder\n```")
     together = len(set(served.folders.values())) == 1

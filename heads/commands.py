@@ -136,7 +136,7 @@ def _import(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _configure_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("adapter", type=Path, help="folder of the adapter")
+    parser.add_argument("adapter", help="folder or Hub id of the adapter, or of heads with their factors on them")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="a new folder for the heads")
     parser.add_argument(
         "--heads", metavar="NAME", help="the heads it belongs on, where they are no longer where they were"
@@ -144,11 +144,20 @@ def _configure_merge(parser: argparse.ArgumentParser) -> None:
 
 
 def _merge(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from heads.tuned import load_adapter, merge
+    from heads.adapter import load_adapter
+    from heads.formats.anywhere import as_stored
+    from heads.hub import locate
+    from heads.layout import ADAPTER
+    from heads.tuned import merge
 
     if args.out.exists():
         raise ValueError(f"{args.out} is there already: name a new folder")
-    heads = merge(load_adapter(args.adapter, base=args.heads))
+    place = locate(args.adapter)
+    alone = (place.folder / ADAPTER).is_file()
+    heads = load_adapter(args.adapter, base=args.heads) if alone else as_stored(place)
+    if heads.config.lora is None:
+        raise ValueError(f"{args.adapter} are ordinary heads already: there is nothing to merge")
+    heads = merge(heads)
     heads.save_pretrained(args.out)
     report = {
         "folder": str(args.out),

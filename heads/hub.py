@@ -14,7 +14,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, errors, get_token
 
-from heads.layout import CONFIG, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle, target_files
+from heads.layout import ADAPTER, BASE, CONFIG, FACTORS, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle, target_files
 
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]+|(?<=Bearer )[^\s'\"\\]+")  # in a message, whoever wrote it
@@ -59,7 +59,7 @@ class Place:
 
     Attributes:
         name: as it was asked for.
-        folder: holds config.json and heads.safetensors.
+        folder: holds config.json and heads.safetensors; or adapter.json and adapter.safetensors, of an adapter.
         bundle: the folder around it that also holds their target, None for heads alone.
         commit: of the Hub repository, None for a folder.
     """
@@ -71,7 +71,8 @@ class Place:
 
 
 def locate(path_or_repo: str | Path, access: Access = ANYHOW, *, subfolder: str | None = None) -> Place:
-    """Find heads: a folder of them, a bundle, or a Hub repository of either, of which their two files are downloaded.
+    """Find heads: a folder of them, a bundle, an adapter, or a Hub repository of any, of which their files alone are
+    downloaded.
 
     Raises:
         FileNotFoundError: it looks like a folder and is none.
@@ -84,10 +85,11 @@ def locate(path_or_repo: str | Path, access: Access = ANYHOW, *, subfolder: str 
             raise ValueError(f"{name} is a folder, which has no revision {access.revision!r}")
         return _place(name, Path(name) / inside, None)
     prefix = f"{inside}/" if inside else ""
-    files = [f"{prefix}{folder}{file}" for folder in ("", f"{HEADS}/") for file in (CONFIG, WEIGHTS)]
-    root = download(name, files, access)
+    files = [f"{prefix}{folder}{file}" for folder in ("", f"{HEADS}/", f"{BASE}/") for file in (CONFIG, WEIGHTS)]
+    root = download(name, [*files, prefix + ADAPTER, prefix + FACTORS], access)
     place = _place(name, root / inside, root.name)
-    missing = [file for file in (CONFIG, WEIGHTS) if not (place.folder / file).is_file()]
+    needed = (ADAPTER, FACTORS) if (place.folder / ADAPTER).is_file() else (CONFIG, WEIGHTS)
+    missing = [file for file in needed if not (place.folder / file).is_file()]
     if missing:
         where = f"{name} on the Hub" + (f" in {inside}/" if inside else "")
         raise HubError(f"{where} has no {' and no '.join(missing)}: it is not a repository of heads")

@@ -8,6 +8,11 @@ Heads alone::                         A bundle, target and heads in one::
     certificate.json                      README.md, plots/*.png, certificate.json
     custom_generate/generate.py           custom_generate/generate.py
 
+An adapter, whose heads lie elsewhere or beside it in ``base/``::
+
+    adapter.json, adapter.safetensors     base/config.json
+    README.md, plots/*.png, …             base/heads.safetensors
+
 A bundle's root is what transformers and serving engines load as the target, and they do not look into ``heads/``.
 """
 
@@ -21,6 +26,8 @@ from typing import Any
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
 CARD, CODE, CERTIFICATE, PLOTS = "README.md", "custom_generate/generate.py", "certificate.json", "plots"
 HEADS = "heads"  # a bundle's folder of heads
+ADAPTER, FACTORS = "adapter.json", "adapter.safetensors"
+BASE = "base"  # an adapter's folder of the heads that it belongs on, where they came along
 
 TOKENIZER = (
     "tokenizer.json",
@@ -91,7 +98,8 @@ def read_object(path: Path, limit: int, what: str) -> dict[str, Any]:
 def belongs(name: str) -> bool:
     """Whether a file of a repository is of the kind that a push writes, so that a later push may take it away."""
     return (
-        name in (WEIGHTS, CARD, CODE, CERTIFICATE, f"{HEADS}/{CONFIG}", f"{HEADS}/{WEIGHTS}", *TARGET)
+        name in (WEIGHTS, CARD, CODE, CERTIFICATE, ADAPTER, FACTORS, *TARGET)
+        or name in {f"{folder}/{file}" for folder in (HEADS, BASE) for file in (CONFIG, WEIGHTS)}
         or _SHARD.fullmatch(name) is not None
         or _PLOT.fullmatch(name) is not None
     )

@@ -11,24 +11,26 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, errors
 
+from heads.adapter import save_adapter
 from heads.card import card
 from heads.config import HeadsConfig
-from heads.hub import REPO_ID, HubError, Place, locate, one_message
-from heads.layout import CARD, CERTIFICATE, CODE, CONFIG, HEADS, INDEX, WEIGHTS, belongs, target_files
+from heads.hub import REPO_ID, HubError, locate, one_message
+from heads.layout import BASE, CARD, CERTIFICATE, CODE, CONFIG, FACTORS, HEADS, INDEX, WEIGHTS, belongs
+from heads.parcel import Base, Content, pack
 from heads.plots import plots
 from heads.reports import gather, published, read_reports
-from heads.store import count_parameters, read_config, weights_digest
+from heads.store import count_parameters, weights_digest
+from heads.tuned import without_adapter
 
 if TYPE_CHECKING:
     from heads.base import DraftHeads
 
-Content = Path | bytes
 SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
 
@@ -51,15 +53,35 @@ class Pushed:
     left: tuple[str, ...]
 
 
-def push(heads: DraftHeads, repo_id: str, *, bundle: bool = False, tokenizer: Any = None, **options: Any) -> str:
-    """Upload heads, with ``bundle`` together with their target and its tokenizer; see :func:`push_folder`.
+def push(
+    heads: DraftHeads,
+    repo_id: str,
+    *,
+    bundle: bool = False,
+    tokenizer: Any = None,
+    base: str | None = None,
+    with_base: bool = False,
+    **options: Any,
+) -> str:
+    """Upload heads; see :func:`push_folder`. Returns the URL of the repository at the commit that was made.
 
-    Returns the URL of the repository at the commit that was made.
+    Args:
+        bundle: together with their target and its ``tokenizer``.
+        base, with_base: of heads with an adapter on them: the adapter is pushed alone, beside the heads it belongs on
+            or with their Hub id. Without either, heads and factors are pushed as one.
     """
     with tempfile.TemporaryDirectory(prefix="headstart-push-") as folder:
         place = Path(folder) / "heads"
-        heads.save_pretrained(place, bundle=bundle, tokenizer=tokenizer)
-        return push_folder(place, repo_id, **options).url
+        if base is None and not with_base:
+            heads.save_pretrained(place, bundle=bundle, tokenizer=tokenizer)
+            return push_folder(place, repo_id, **options).url
+        if bundle:
+            raise ValueError("a bundle holds a target and whole heads: merge the adapter, or push it without bundle")
+        save_adapter(heads, place, base)
+        if with_base:
+            without_adapter(heads).save_pretrained(place / BASE)
+            base = str(place / BASE)
+        return push_folder(place, repo_id, base=base, with_base=with_base, **options).url
 
 
 def push_folder(
@@ -72,12 +94,15 @@ def push_folder(
     target_name: str | None = None,
     token: str | None = None,
     with_plots: bool = True,
+    base: str | None = None,
+    base_revision: str | None = None,
+    with_base: bool = False,
     dry_run: bool = False,
 ) -> Pushed:
     """Upload a folder that ``save_pretrained`` wrote. Pushing the same heads again makes no new commit.
 
     Args:
-        folder: of heads, or a bundle; a certificate.json in it goes along if it is these weights' own.
+        folder: of heads, a bundle, or an adapter; a certificate.json in it goes along if it is these weights' own.
         repo_id: ``ORG/NAME``; made when it does not exist.
         private: of a repository that is made; one that exists must already be private when True.
         report: for the card: what the verbs of this project reported, see :mod:`heads.reports`.
@@ -85,24 +110,28 @@ def push_folder(
         target_name: the target's Hub id, for heads trained on a local copy of it.
         token: as huggingface_hub takes it; None is the one that is logged in.
         with_plots: draw what was measured; needs matplotlib.
+        base, base_revision: of an adapter: the Hub id and revision of the heads it belongs on; where its record says
+            when None. Their weights are held against the record, and their commit is written into it.
+        with_base: of an adapter: those heads go along, in ``base/``.
         dry_run: say what would be uploaded, and ask the Hub nothing.
 
     Raises:
-        ValueError: the target is known only by a local path, the weights cannot be read, a report is of other heads,
-            something to be uploaded holds an access token, or plots cannot be drawn.
+        ValueError: the target, or an adapter's heads, are known only by a local path, those heads are other ones, the
+            weights cannot be read, a report is of other heads, something to be uploaded holds an access token, or plots
+            cannot be drawn.
         HubError: the Hub refused or could not be reached.
         HeadsFileError: the folder does not hold whole heads.
     """
     if not REPO_ID.fullmatch(repo_id):
         raise ValueError(f"{repo_id} is no Hub id: it must be ORG/NAME")
     place = locate(folder)
-    config = _named(read_config(place.folder), place, target_name, repo_id)
-    parameters = count_parameters(place.folder / WEIGHTS)
+    parcel = pack(place, repo_id, target_name, Base(base, base_revision, with_base), token, ask=not dry_run)
+    config, stored = parcel.config, parcel.stored
+    parameters = count_parameters(parcel.weights)
     digest = weights_digest(place.folder)
     root = place.bundle or place.folder
     reports = [report] if isinstance(report, Mapping) else report
     measured = gather([*_certificate(root), *reports], digest)
-    stored = _stored(config, place)
     pictures = plots(measured) if with_plots else {}
     planned = (*stored, CARD, CODE, *([CERTIFICATE] if "certificate" in measured else []), *pictures)
     left = _left(root, planned)
@@ -119,7 +148,8 @@ def push_folder(
         there = set(api.list_repo_files(repo_id, revision=revision))
         _refuse_strangers(repo_id, there)
         measured = published(measured, repo_id, config, _licence(api, config))
-        text = card(config, repo_id, parameters=parameters, report=measured, bundle=place.bundle is not None)
+        bundled = place.bundle is not None
+        text = card(config, repo_id, parameters=parameters, report=measured, bundle=bundled, base=parcel.base)
         rest: dict[str, Content] = {CARD: text.encode(), **pictures}
         if "certificate" in measured:
             rest[CERTIFICATE] = (json.dumps(measured["certificate"], indent=2) + "\n").encode()
@@ -131,41 +161,6 @@ def push_folder(
         rest[CODE] = custom_code(repo_id, pinned).encode()
         commit = _commit(api, repo_id, revision, rest, "Card and code for these weights", stale).oid
     return Pushed(repo_id, f"{api.endpoint}/{repo_id}/tree/{commit}", commit, pinned, planned, left)
-
-
-def _named(config: HeadsConfig, place: Place, target_name: str | None, repo_id: str) -> HeadsConfig:
-    """The config with a name of the target that others can go by; a bundle's may be the repository itself."""
-    name = target_name or config.target.name
-    if _is_local(name):
-        if place.bundle is None or target_name is not None:
-            raise ValueError(
-                f"these heads name their target as {name!r}, a folder that nobody else has: push with target_name= "
-                "(--target-name), the target's id on the Hub"
-            )
-        name = repo_id
-    adapter = config.target.adapter_name
-    if adapter is not None and _is_local(adapter):
-        raise ValueError(
-            f"the target of these heads carries the adapter {adapter!r}, a folder that nobody else has: push it to the "
-            "Hub, and train heads on the target with its id"
-        )
-    return replace(config, target=replace(config.target, name=name))
-
-
-def _is_local(name: str) -> bool:
-    return not REPO_ID.fullmatch(name) or Path(name).exists()
-
-
-def _stored(config: HeadsConfig, place: Place) -> dict[str, Content]:
-    """Weights and configuration, by their names in the repository."""
-    inside = "" if place.bundle is None else f"{HEADS}/"
-    heads: dict[str, Content] = {
-        inside + CONFIG: (json.dumps(config.to_dict(), indent=2) + "\n").encode(),
-        inside + WEIGHTS: place.folder / WEIGHTS,
-    }
-    if place.bundle is None:
-        return heads
-    return {name: place.bundle / name for name in target_files(place.bundle)} | heads
 
 
 def _certificate(root: Path) -> list[Mapping[str, Any]]:
@@ -182,7 +177,7 @@ def _left(root: Path, planned: Sequence[str]) -> tuple[str, ...]:
 def _refuse_strangers(repo_id: str, there: set[str]) -> None:
     """A push replaces and takes away files, so it goes only where heads are, or nothing is yet."""
     models = sorted(there & {CONFIG, "model.safetensors", INDEX})
-    if models and not there & {WEIGHTS, f"{HEADS}/{WEIGHTS}"}:
+    if models and not there & {WEIGHTS, FACTORS, f"{HEADS}/{WEIGHTS}"}:
         raise ValueError(
             f"{repo_id} holds {', '.join(models)} and no heads: it is somebody's model. Push heads to a repository of "
             "their own, or target and heads together to a new one (`headstart bundle`)"

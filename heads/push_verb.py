@@ -13,7 +13,9 @@ LICENCES = {"license": "these heads", "target_license": "the target", "data_lice
 
 def configure_push(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("folder", type=Path, help="folder of heads, or a bundle; only what belongs to it is uploaded")
+    parser.add_argument(
+        "folder", type=Path, help="folder of heads, a bundle, or an adapter; only what belongs to it is uploaded"
+    )
     parser.add_argument("repo_id", help="ORG/NAME; made when it does not exist")
     parser.add_argument(
         "--report",
@@ -27,6 +29,9 @@ def configure_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to (default: the main one)")
     parser.add_argument("--target-name", metavar="ID", help="the target's Hub id, where it was trained from a folder")
+    parser.add_argument("--base", metavar="ID", help="of an adapter: the heads it belongs on (default: as trained)")
+    parser.add_argument("--base-revision", metavar="REV", help="of those heads (default: their newest commit)")
+    parser.add_argument("--with-base", action="store_true", help="of an adapter: those heads go along, in base/")
     for key, whose in LICENCES.items():
         parser.add_argument(f"--{key.replace('_', '-')}", metavar="ID", help=f"licence of {whose}, such as apache-2.0")
     parser.add_argument("--no-plots", action="store_true", help="a card without pictures (matplotlib draws them)")
@@ -47,6 +52,9 @@ def run_push(args: argparse.Namespace) -> Report:
         revision=args.revision,
         target_name=args.target_name,
         with_plots=not args.no_plots,
+        base=args.base,
+        base_revision=args.base_revision,
+        with_base=args.with_base,
         dry_run=args.dry_run,
     )
     if args.dry_run:

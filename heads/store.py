@@ -18,14 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from heads.adapter import put_on, read_record
 from heads.base import DraftHeads
 from heads.config import ConfigError, HeadsConfig
 from heads.derived import recorded
 from heads.hub import Access, HubError, Place, fetch_target, locate
 from heads.kinds import build
-from heads.layout import CONFIG, CONFIG_BYTES, HEADS, WEIGHTS, read_object
+from heads.layout import ADAPTER, CONFIG, CONFIG_BYTES, FACTORS, HEADS, WEIGHTS, read_object
 from heads.target import Target
-from heads.tuned import ADAPTER, load_adapter, merge
+from heads.tuned import merge
 from heads.vocabulary import check_ids
 
 LISTED = 8  # tensors that a message names of one kind
@@ -101,8 +102,10 @@ def load(
     dtype: torch.dtype | None = None,
     allow_mismatch: bool = False,
     token: str | None = None,
+    base: str | None = None,
 ) -> DraftHeads:
-    """Load heads from a folder or a Hub repository, of heads alone or of heads with their target.
+    """Load heads from a folder or a Hub repository: of heads alone, of heads with their target, or of an adapter, which
+    is then merged with the heads that it belongs on.
 
     Args:
         target: the model they belong to; when None the one that came along, or the one that their config names.
@@ -113,26 +116,45 @@ def load(
         dtype: of the heads; the target's by default.
         allow_mismatch: run on a target that is not the one they were trained on.
         token: for private repositories.
+        base: of an adapter: where the heads are that it belongs on, if not where its record says.
 
     Raises:
-        HeadsFileError: files are missing or broken, or tensors are missing, unexpected or of another shape.
+        HeadsFileError: files are missing or broken, tensors are missing, unexpected or of another shape, or an adapter
+            belongs on other heads than those found.
         TargetMismatch: the target is another one.
         HubError: see :func:`heads.hub.locate`.
-        OSError: the target that they name is not there.
+        OSError: the target that they name is not there, or an adapter's heads are not.
+        ValueError: ``base`` of what is no adapter.
     """
     access = Access(revision, cache_dir, local_files_only, token)
     place = locate(path_or_repo, access, subfolder=subfolder)
-    if (place.folder / ADAPTER).is_file():
-        adapted = merge(load_adapter(place.folder, target, allow_mismatch=allow_mismatch))
-        return adapted.to(dtype or adapted.target.dtype)
-    config = read_config(place.folder)
+    record = read_record(place.folder) if (place.folder / ADAPTER).is_file() else None
+    if record is None and base is not None:
+        raise ValueError(f"{path_or_repo} is no adapter, so it belongs on no other heads: leave base= out")
+    config = read_config(place.folder) if record is None else record.heads
+    target = target_for(config, place, target, access, dtype, allow_mismatch=allow_mismatch)
+    if record is None:
+        return read_weights(config, place.folder, target, dtype)
+    return merge(put_on(record, place, target, base=base, access=access)).to(dtype or target.dtype)
+
+
+def target_for(
+    config: HeadsConfig,
+    place: Place,
+    target: Target | PreTrainedModel | None,
+    access: Access,
+    dtype: torch.dtype | None,
+    *,
+    allow_mismatch: bool,
+) -> Target:
+    """The target that heads are to read: the one that was given, or that came along, or that they name; checked."""
     if target is None:
         target = _load_target(config, place, access, dtype)
     elif not isinstance(target, Target):
         target = Target(target)
     target.check(config.target, allow_mismatch=allow_mismatch)
     target.self_check()
-    return read_weights(config, place.folder, target, dtype)
+    return target
 
 
 def read_weights(config: HeadsConfig, folder: Path, target: Target, dtype: torch.dtype | None = None) -> DraftHeads:
@@ -166,14 +188,16 @@ def _load_target(config: HeadsConfig, place: Place, access: Access, dtype: torch
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of a folder's heads.safetensors, by which a report says which heads it is of.
+    """SHA-256 of a folder's heads.safetensors (of an adapter: adapter.safetensors), by which a report says which heads
+    it is of.
 
     Raises:
         HeadsFileError: there is none.
     """
-    if not (folder / WEIGHTS).is_file():
-        raise HeadsFileError(f"{folder / WEIGHTS} is missing")
-    with (folder / WEIGHTS).open("rb") as file:
+    path = folder / (FACTORS if (folder / ADAPTER).is_file() else WEIGHTS)
+    if not path.is_file():
+        raise HeadsFileError(f"{path} is missing")
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -1,36 +1,23 @@
 """Heads adapted by LoRA (arXiv 2106.09685) to other texts or to another target: only low-rank factors are trained.
 
 While they are trained the heads hold both, W and B·A beside it, under PEFT's names; their config says so (``lora``).
-Afterwards :func:`merge` gives ordinary heads, and :func:`save_adapter` the factors alone::
-
-    adapter/  adapter.json          the factors' settings, the heads' config, which heads they belong on (name and hash)
-              adapter.safetensors   LAYER.lora_A.weight, LAYER.lora_B.weight
+Afterwards :func:`merge` gives ordinary heads; :mod:`heads.adapter` stores the factors alone.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heads.base import DraftHeads
-from heads.config import ConfigError, HeadsConfig, refuse_unknown
-from heads.identity import TargetMismatch, hash_all
-from heads.layout import CONFIG_BYTES, read_object
+from heads.config import ConfigError, refuse_unknown
+from heads.identity import TargetMismatch
 
-ADAPTER, FACTORS = "adapter.json", "adapter.safetensors"
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 16.0, "modules": "all"}
-FLOATS = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-}
 NAME = "default"  # what PEFT calls a model's first adapter
 
 
@@ -102,11 +89,14 @@ def base_tensors(heads: DraftHeads) -> dict[str, Tensor]:
     return {name.replace(".base_layer.", "."): tensor for name, tensor in held.items() if ".lora_" not in name}
 
 
+def without_adapter(heads: DraftHeads) -> DraftHeads:
+    """Heads as they were before they were adapted; those without an adapter are given back."""
+    return heads if heads.config.lora is None else _plain(heads, base_tensors(heads))
+
+
 @torch.no_grad()
 def merge(heads: DraftHeads) -> DraftHeads:
     """Ordinary heads that say the same, within rounding, in eval mode; heads without an adapter are given back."""
-    from heads.kinds import build
-
     if heads.config.lora is None:
         return heads
     tensors = base_tensors(heads)
@@ -115,90 +105,16 @@ def merge(heads: DraftHeads) -> DraftHeads:
             weight = tensors[f"{name}.weight"]
             delta: Tensor = module.get_delta_weight(NAME)
             tensors[f"{name}.weight"] = weight + delta.to(weight)
+    return _plain(heads, tensors)
+
+
+def _plain(heads: DraftHeads, tensors: dict[str, Tensor]) -> DraftHeads:
+    from heads.kinds import build
+
     first = next(iter(heads.parameters()))
     plain = build(replace(heads.config, lora=None), heads.target, check=False).to(first.device, first.dtype)
     plain.load_state_dict(tensors)
     return plain.eval()
-
-
-def save_adapter(heads: DraftHeads, folder: Path, base: str) -> None:
-    """Write the factors, and which heads they belong on (``base``: their folder or Hub id).
-
-    Raises:
-        ConfigError: there is no adapter on them.
-        OSError: the disk refused.
-    """
-    if heads.config.lora is None:
-        raise ConfigError("these heads have no adapter to save")
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in factors(heads).items()}
-    record = {
-        "base": str(Path(base).resolve()) if Path(base).is_dir() else base,
-        "base_sha256": hash_all(base_tensors(heads).items()),
-        "base_dtype": str(next(heads.parameters()).dtype).removeprefix("torch."),
-        "heads": heads.config.to_dict(),
-    }
-    for name, write in (
-        (FACTORS, lambda path: save_file(tensors, path, metadata={"format": "pt"})),
-        (ADAPTER, lambda path: path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")),
-    ):
-        partial = folder / f".{name}.partial"
-        try:
-            write(partial)
-            os.replace(partial, folder / name)
-        except SafetensorError as error:  # how it tells of a full disk
-            raise OSError(f"{folder / name} could not be written ({error})") from error
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def load_adapter(
-    folder: Path, target: Any = None, *, base: str | None = None, allow_mismatch: bool = False
-) -> DraftHeads:
-    """Heads with the adapter of ``folder`` on them, not merged.
-
-    Args:
-        target: the target they were adapted to; loaded by the adapter's record when None.
-        base: where the heads are that it belongs on, if not where they were.
-
-    Raises:
-        HeadsFileError: files are missing or do not fit, or the base heads are other ones.
-        TargetMismatch: another target than they were adapted to.
-    """
-    from heads.derived import recorded
-    from heads.store import HeadsFileError, load, read_tensors
-    from heads.target import Target
-
-    try:
-        record = read_object(folder / ADAPTER, CONFIG_BYTES, "adapter's record")
-        config = HeadsConfig.from_dict(record["heads"], str(folder / ADAPTER))
-        dtype, name, wanted = FLOATS[record["base_dtype"]], base or str(record["base"]), record["base_sha256"]
-    except (KeyError, TypeError) as error:
-        raise HeadsFileError(f"{folder / ADAPTER} is not an adapter's record ({error!r})") from None
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise HeadsFileError(f"{error}: it is not an adapter's record") from None
-    if config.lora is None or Path(name).resolve() == folder.resolve():
-        raise HeadsFileError(f"{folder / ADAPTER} names no {'heads to be put on' if config.lora else 'factors'}")
-    if (Path(name) / ADAPTER).is_file():  # two could name each other
-        raise HeadsFileError(f"{folder} belongs on {name}, which is an adapter too: merge that first")
-    if target is None:
-        target = recorded(config.target, None)
-    elif not isinstance(target, Target):
-        target = Target(target)
-    target.check(config.target, allow_mismatch=allow_mismatch)
-    heads = load(name, target, dtype=dtype, allow_mismatch=True)  # they may be of another target: that is why
-    if hash_all(heads.state_dict().items()) != wanted:
-        raise HeadsFileError(f"{name} are not the heads that {folder} was trained on: name those with --heads")
-    heads.config = config
-    inject(heads)
-    held = factors(heads)
-    tensors = read_tensors(folder / FACTORS, held)
-    with torch.no_grad():
-        for key, tensor in held.items():
-            tensor.copy_(tensors[key])
-    return heads.eval()
 
 
 def start_from(path: str, target: Any, dtype: torch.dtype, *, allow_mismatch: bool) -> DraftHeads:

@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from heads.adapter import save_adapter
 from heads.base import DraftHeads
 from heads.store import load
-from heads.tuned import merge, save_adapter
+from heads.tuned import merge
 from heads.vocabulary import coverage
 from train.config import RunConfig
 from train.conversations import Conversations

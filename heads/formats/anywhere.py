@@ -17,7 +17,7 @@ from heads.formats.checkpoint import read_header
 from heads.formats.folder import CONFIGS, WEIGHTS, no_weights, open_checkpoint
 from heads.formats.format import FormatError
 from heads.hub import ANYHOW, Access, Place, download, fetch_target, list_files, locate
-from heads.layout import CONFIG, HEADS, SHARDS
+from heads.layout import ADAPTER, CONFIG, FACTORS, HEADS, SHARDS
 from heads.layout import WEIGHTS as OWN
 from heads.store import load, read_config, read_weights
 from heads.target import Target
@@ -56,7 +56,7 @@ def fetch_checkpoint(path_or_repo: str | Path, access: Access = ANYHOW, *, ours:
     """A checkpoint's folder or file; of a Hub repository its configuration and safetensors are downloaded.
 
     Args:
-        ours: heads of this project will do as well, alone or in a bundle.
+        ours: heads of this project will do as well, alone, in a bundle or as an adapter.
 
     Raises:
         HubError, FileNotFoundError: there is no such repository, or it cannot be had.
@@ -66,6 +66,7 @@ def fetch_checkpoint(path_or_repo: str | Path, access: Access = ANYHOW, *, ours:
     if Path(name).exists():
         return Path(name)
     own = [f"{inside}{file}" for inside in ("", f"{HEADS}/") for file in (OWN, CONFIG)] if ours else []
+    own += [FACTORS, ADAPTER] if ours else []
     folder = download(name, [*own, CONFIG, *CONFIGS.values(), *WEIGHTS, SHARDS], access)
     if any((folder / file).is_file() for file in (*WEIGHTS, *own[::2])):
         return folder
@@ -85,13 +86,14 @@ def find(path_or_repo: str | Path, *, engine: str | None = None, access: Access 
     name, path = str(path_or_repo), fetch_checkpoint(path_or_repo, access, ours=True)
     folder = None if not Path(name).exists() else path if path.is_dir() else path.parent
     commit = path.name if folder is None else None
-    if (path / OWN).is_file() or (path / HEADS / OWN).is_file():
+    weights = next((file for file in (FACTORS, OWN, f"{HEADS}/{OWN}") if (path / file).is_file()), None)
+    if weights is not None:
         found = locate(path_or_repo, access)
 
         def ours(target: Target | None, dtype: torch.dtype) -> DraftHeads:
             return load(name, target, dtype=dtype, revision=commit, token=access.token, cache_dir=access.cache_dir)
 
-        return Source(name, "headstart", folder, commit, (found.folder / OWN,), ours)
+        return Source(name, "headstart", folder, commit, (found.folder / Path(weights).name,), ours)
     checkpoint = open_checkpoint(path)
 
     def theirs(target: Target | None, dtype: torch.dtype) -> DraftHeads:

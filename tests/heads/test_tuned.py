@@ -15,12 +15,13 @@ from peft.tuners.lora import Linear as LoraLinear
 
 import headstart
 from heads import ConfigError, DraftHeads, TargetMismatch
+from heads.adapter import load_adapter, save_adapter
 from heads.formats import FormatError, export_heads
 from heads.kinds import KINDS, build
 from heads.layout import CONFIG_BYTES
 from heads.store import HeadsFileError
 from heads.target import Target
-from heads.tuned import adapt, base_tensors, factors, load_adapter, lora_settings, merge, save_adapter, start_from
+from heads.tuned import adapt, base_tensors, factors, lora_settings, merge, start_from
 from tests.heads.small import batch_of, logits_of, random_ids, relative, small_heads, small_target, soft_ce
 from tests.tiny import tiny_model
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from heads import DraftHeads, Target, TargetMismatch
-from heads.tuned import load_adapter
+from heads.adapter import load_adapter
 from infer import generate
 from tests.tiny import tiny_model
 from tests.train.conftest import Launch
