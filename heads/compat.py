@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 _VERSION = Version(transformers.__version__)
@@ -89,6 +89,23 @@ def mixes_rows(model: nn.Module) -> str | None:
         if dynamic and module.weight().dtype is torch.qint8:
             return name
     return None
+
+
+def stored(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name as they are held, with what a quantizer holds beside them.
+
+    bitsandbytes unpacks 4-bit weights that it had packed for a processor before it tells them, and leaves their scales
+    transposed: the next pass would compute with others. So it is made to think that they are not packed.
+    """
+    states = [getattr(getattr(module, "weight", None), "quant_state", None) for module in model.modules()]
+    packed = [state for state in states if getattr(state, "packing_format_for_cpu", False)]
+    for state in packed:
+        state.packing_format_for_cpu = False  # type: ignore[union-attr]
+    try:
+        return model.state_dict()
+    finally:
+        for state in packed:
+            state.packing_format_for_cpu = True  # type: ignore[union-attr]
 
 
 def decoder_config(model: Any) -> Any:

@@ -6,12 +6,13 @@ Either is another target than the base: it says other things, and heads record w
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from heads.hub import one_message
 from heads.identify import INT4_GROUP
@@ -19,6 +20,7 @@ from heads.identity import TargetIdentity
 from heads.loading import load_model, load_tokenizer
 from heads.target import Target
 
+NF4_PACKED = 64, 32  # inputs and outputs of a layer, by which 4-bit weights are packed for processors with AVX512-BF16
 HALF = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -106,6 +108,31 @@ def put_adapter(model: Any, name: str, revision: str | None, **access: Any) -> A
         raise ValueError(f"the adapter {name} does not fit the target: {error}") from None
 
 
+def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The 4-bit layers that bitsandbytes packs anew at their first pass, as it does on processors with AVX512-BF16."""
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "support_avx512bf16_for_cpu", False) and weight is not None and weight.device.type == "cpu":
+            yield name, module
+
+
+def unpackable(model: nn.Module) -> str | None:
+    """The first layer that packing would fail on, and its sizes; None for none."""
+    inputs, outputs = NF4_PACKED
+    for name, module in _packed(model):
+        if module.in_features % inputs or module.out_features % outputs:
+            return f"{name} has {module.in_features} and {module.out_features}"
+    return None
+
+
+@torch.no_grad()
+def settle(model: nn.Module) -> None:
+    """Have layers packed that would be at their first pass: it rounds their scales, and who a target is must not depend
+    on whether it has been run."""
+    for _, module in _packed(model):
+        module(torch.zeros(1, module.in_features, dtype=getattr(module, "compute_dtype", None)))
+
+
 def load(
     name: str,
     *,
@@ -126,7 +153,8 @@ def load(
         access: how to reach both: ``token``, ``cache_dir``, ``local_files_only``.
 
     Raises:
-        ValueError: see :func:`quantization_config`, :func:`put_adapter` and :func:`heads.loading.load_model`.
+        ValueError: see :func:`quantization_config`, :func:`put_adapter` and :func:`heads.loading.load_model`; layers
+            of other sizes than its quantizer can use here.
     """
     how: dict[str, Any] = {"dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code, **access}
     if adapter is None and quantization is None:
@@ -136,6 +164,12 @@ def load(
     model = load_model(Target.kind, name, **how)
     if quantization is None:
         model = model.to(device)
+    elif (narrow := unpackable(model)) is not None:
+        raise ValueError(
+            f"{quantization} weights of {name} cannot be used on this processor, for which bitsandbytes packs them by "
+            f"{NF4_PACKED[0]} inputs and {NF4_PACKED[1]} outputs: {narrow}. Set target.quantization to int4 or none"
+        )
+    settle(model)
     if adapter is not None:
         model = put_adapter(model, adapter, adapter_revision, **access)
     target = Target(model, name=str(name), adapter=None if adapter is None else (adapter, adapter_revision))

@@ -220,4 +220,4 @@ class Target:
 
     def weights_hash(self) -> str:
         """SHA-256 over all parameters and buffers as stored: equal before and after training."""
-        return hash_all(self.model.state_dict().items())
+        return hash_all(compat.stored(self.model).items())

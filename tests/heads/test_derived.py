@@ -117,14 +117,14 @@ def test_adapters_that_cannot_be_a_targets_are_refused(base: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4"])
 def test_a_quantized_target_is_decoded_exactly_and_found_again(
     scheme: str, dtype: torch.dtype, base: Path, tmp_path: Path
 ) -> None:
     plain, target = load(base, dtype), load(base, dtype, quantization=scheme)
     ids = random_ids(12)
     error = relative(target.forward(ids).logits, plain.forward(ids).logits)
-    assert 1e-3 < error < {"int8": 0.6, "int4": 1.5}[scheme]  # random weights pass rounding on undamped
+    assert 1e-3 < error < {"int8": 0.6, "int4": 1.5, "nf4": 1.5}[scheme]  # random weights pass rounding on undamped
     assert target.dtype == dtype and target.vocab_size == 64
     target.self_check()
     text = greedy(target)
@@ -223,6 +223,54 @@ def test_what_does_not_go_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, ba
     for scheme, each in SCHEMES.items():
         with pytest.raises(ValueError, match=rf"{scheme} weights need the package {each.package}: pip install 'headst"):
             quantization_config(scheme, torch.bfloat16)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4"])
+def test_asking_what_the_weights_are_leaves_them_as_they_are(scheme: str, base: Path) -> None:
+    target = load(base, quantization=scheme)
+    ids = random_ids(12)
+    said, weights = target.forward(ids).logits, target.weights_hash()
+    assert torch.equal(target.forward(ids).logits, said) and target.weights_hash() == weights
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "packs", "said"),
+    [(64, 32, True, None), (32, 64, True, "0 has 32 and 64"), (64, 48, True, "0 has 64 and 48"), (32, 48, False, None)],
+)
+def test_four_bit_layers_that_could_not_be_packed_are_found(
+    inputs: int, outputs: int, packs: bool, said: str | None
+) -> None:
+    """bitsandbytes would end the first pass with an assertion about its own blocks, on some processors alone."""
+
+    class Linear4bit(nn.Linear):
+        support_avx512bf16_for_cpu = packs
+
+    assert derived.unpackable(nn.Sequential(Linear4bit(inputs, outputs))) == said
+
+
+def test_four_bit_layers_are_packed_before_anything_is_asked_of_them() -> None:
+    """Else the weights after a first pass would not be those before it, and the target another one."""
+
+    class Linear4bit(nn.Linear):
+        support_avx512bf16_for_cpu = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not x.requires_grad:
+                self.weight.data = self.weight.data.bfloat16().float()
+            return super().forward(x)
+
+    layer = Linear4bit(64, 32)
+    before = layer.weight.clone()
+    derived.settle(nn.Sequential(layer))
+    settled = layer.weight.clone()
+    layer(torch.ones(1, 64))
+    assert torch.equal(layer.weight, settled) and not torch.equal(settled, before)
+
+
+def test_a_target_that_could_not_be_packed_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derived, "unpackable", lambda model: "model.layers.0.mlp.up_proj has 48 and 96")
+    with pytest.raises(ValueError, match=r"int8 weights of .*target cannot be used .* by 64 inputs and 32 outputs"):
+        load(base, quantization="int8")
 
 
 def test_outliers_over_the_whole_pass_are_refused() -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from heads import DraftHeads, Target, TargetMismatch, derived
 from heads.identity import hash_all
 from infer import generate
+from tests.data.toys import tokenizer
 from tests.tiny import tiny_model
 from tests.train.conftest import Launch
 from tests.train.world import VOCAB, losses
@@ -69,16 +70,20 @@ def test_states_of_base_and_adapted_target_are_two_caches(world: Path, launch: L
     assert losses(world / "base") != losses(world / "adapted")
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4"])
 def test_heads_of_a_quantized_target(scheme: str, world: Path, launch: Launch) -> None:
-    report = launch("--target.quantization", scheme, *SHORT)
+    wide = world / "wide"  # 4-bit layers are packed by 64 inputs
+    model = tiny_model("llama", dtype=torch.float32, vocab=VOCAB, hidden_size=64, intermediate_size=128, head_dim=16)
+    model.save_pretrained(wide)
+    tokenizer().save_pretrained(wide)
+    report = launch("--target.name", wide, "--target.quantization", scheme, *SHORT)
     values = losses(world / "run")
     assert sum(values[s] for s in range(26, 31)) < 0.9 * sum(values[s] for s in range(1, 6))
     assert report["heads"]["target"]["quantizer"] == f"{scheme}/float32"
     folder = world / "run" / "heads"
     decoded(folder)
     with pytest.raises(TargetMismatch, match=f"quantizer '{scheme}/float32' there, None here"):
-        DraftHeads.from_pretrained(folder, Target.load(str(world / "target"), dtype=torch.float32))
+        DraftHeads.from_pretrained(folder, Target.load(str(wide), dtype=torch.float32))
 
 
 def test_heads_of_an_adapter_on_a_quantized_target(world: Path, launch: Launch, adapter: Path) -> None:
