@@ -8,15 +8,18 @@ acceptance by position within 0.03 of ours for the same look-ahead, over at leas
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from heads.base import DraftHeads
 from heads.embedded import NAME, resolve
@@ -24,14 +27,14 @@ from heads.formats import export_heads
 from heads.grow import Budget
 from heads.store import read_config
 from heads.target import Target
-from infer import evaluate
-from infer.drafters import HeadsDrafter
+from infer import evaluate, generate
 from infer.machine import machine
 from infer.options import sample
 from infer.progress import progress
 from infer.prompts import read_prompts
-from tests.serving.compare import ROUNDS, Ours, compare, table
+from tests.serving.compare import ROUNDS, Run, compare, table
 
+TOGETHER = 16  # texts that either engine decodes at once
 # export → format, engine, vLLM's method, and which of the two heads
 EXPORTS: dict[str, tuple[str, str | None, str, str]] = {
     "eagle3 flat": ("eagle3", None, "eagle3", "eagle"),
@@ -47,11 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--medusa", type=Path, required=True, help="folder of trained Medusa heads")
     parser.add_argument("--python", type=Path, required=True, help="interpreter of the environment that has vLLM")
     parser.add_argument("--out", type=Path, default=Path("runs/serving"), help="exports and results")
-    parser.add_argument("--prompts", type=int, default=60, help="held-out prompts (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least so many (default: %(default)s)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
     parser.add_argument("--exports", nargs="*", choices=EXPORTS, default=list(EXPORTS), help="(default: all)")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run with this --out has decoded")
     args = parser.parse_args(arguments)
     args.python = args.python.absolute()  # unresolved: the link's place is the environment
     report = check(args)
@@ -72,10 +76,17 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "prompts": [question.ids[0].tolist() for question in questions],
         "max_new_tokens": args.max_new_tokens,
+        "together": TOGETHER,
         "speculative": None,
+        "python": str(args.python),
     }
-    base = serve(args.python, args.out / "base", job)
-    ours: dict[str, Ours] = {}
+
+    def run(part: str, **draft: Any) -> dict[str, Any]:
+        wanted = job | draft
+        return resumed(args.resume, args.out / part, wanted, lambda: serve(args.python, args.out / part, wanted))
+
+    base = run("base")
+    ours: dict[str, Run] = {}
     exports: dict[str, Any] = {}
     for export in args.exports:
         to, engine, method, which = EXPORTS[export]
@@ -85,9 +96,16 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
         export_heads(heads, to, folder, engine=engine)
         draft = {"method": method, "model": str(folder.resolve()), "num_speculative_tokens": lookahead}
-        served = serve(args.python, folder.with_name(folder.name + "-run"), job | {"speculative": draft})
+        served = run(f"{folder.name}-run", speculative=draft, digest=digest(folder))
         if which not in ours:
-            ours[which] = Ours.of(decode(target, heads, questions, args.max_new_tokens), lookahead)
+            own = {"prompts": job["prompts"], "dtype": args.dtype, "digest": digest(folders[which])}
+            found = resumed(
+                args.resume,
+                args.out / f"ours-{which}",
+                own | {"max_new_tokens": args.max_new_tokens},
+                lambda heads=heads: decode(target, heads, questions, args.max_new_tokens),  # type: ignore[misc]
+            )
+            ours[which] = Run.of(found, lookahead, args.max_new_tokens)
         exports[export] = compare(base, served, ours[which], rounds=args.rounds)
     return {
         "ok": all(found["ok"] for found in exports.values()),
@@ -102,12 +120,46 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def decode(target: Target, heads: DraftHeads, questions: list[evaluate.Question], new: int) -> list[Any]:
-    """Our own engine's rounds: the same chains, greedily."""
-    settings, drafter = evaluate.Settings(new), HeadsDrafter(heads)
+def resumed(resume: bool, folder: Path, job: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` finds, or with ``resume`` what it found when the same job was done before."""
+    done, result = folder / "done.json", folder / "result.json"
+    if resume and done.is_file() and json.loads(done.read_text(encoding="utf-8")) == job:
+        return dict(json.loads(result.read_text(encoding="utf-8")))
+    done.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = work()
+    result.write_text(json.dumps(found), encoding="utf-8")
+    done.write_text(json.dumps(job), encoding="utf-8")
+    return found
+
+
+def digest(folder: Path) -> str:
+    """Of a folder's files, so that other weights are another job."""
+    found = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def decode(
+    target: Target, heads: DraftHeads, questions: Sequence[evaluate.Question], new: int
+) -> dict[str, list[list[int]]]:
+    """Our own engine's texts and rounds, as :mod:`tests.serving.engine` has them: chains, as many texts at once."""
     chain = Budget.chain(heads.config.lookahead)
-    found = progress(questions, len(questions), "decoding with Headstart")
-    return [settings.decode(target, drafter, question, chain, 0).stats for question in found]
+    tokens: list[list[int]] = []
+    steps: list[list[int]] = []
+    parts = [questions[i : i + TOGETHER] for i in range(0, len(questions), TOGETHER)]
+    for part in progress(parts, len(parts), "decoding with Headstart"):
+        longest = max(question.ids.shape[1] for question in part)
+        ids = torch.cat([F.pad(question.ids, (longest - question.ids.shape[1], 0)) for question in part])
+        mask = torch.tensor([[i >= longest - question.ids.shape[1] for i in range(longest)] for question in part])
+        found = generate(
+            target, ids, draft=heads, budget=chain, attention_mask=mask.long(), max_new_tokens=new, do_sample=False
+        )
+        for row, stats in zip(found.sequences.tolist(), found.row_stats, strict=True):
+            tokens.append(row[longest : longest + stats.tokens])
+            steps.append([stats.tokens - sum(r.emitted for r in stats.log), *(r.emitted for r in stats.log)])
+    return {"tokens": tokens, "steps": steps}
 
 
 def serve(python: Path, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +176,7 @@ def serve(python: Path, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         "OMP_NUM_THREADS": threads,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, not three that import the same
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -6,7 +6,7 @@ greedily with plain transformers. So the whole check runs in a second, on tiny m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +59,7 @@ class LLM:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
         self.ends = self.model.generation_config.eos_token_id
         self.depth, self.rounds = 0, 0
+        self.waiting: list[tuple[str, Iterator[list[int]]]] = []
         self.draft: Drafting = lambda text, root, depth: []
         self.accepted: list[int] = []
         if speculative_config is not None:
@@ -66,16 +67,33 @@ class LLM:
             self.draft = METHODS[speculative_config["method"]](Path(speculative_config["model"]), self.model)
             self.accepted = [0] * self.depth
 
-    @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[dict[str, list[int]]], asked: SamplingParams, use_tqdm: bool
-    ) -> list[SimpleNamespace]:
-        """Answers in the engine's own shape."""
-        texts = [self._answer(torch.tensor(prompt["prompt_token_ids"]), asked.max_tokens) for prompt in prompts]
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)]) for tokens in texts]
+    @property
+    def llm_engine(self) -> LLM:
+        """It is its own inner engine."""
+        return self
 
-    def _answer(self, prompt: Tensor, most: int) -> list[int]:
+    def add_request(self, number: str, prompt: dict[str, list[int]], asked: SamplingParams) -> None:
+        """To be answered by the steps that follow."""
+        self.waiting.append((number, self._answer(torch.tensor(prompt["prompt_token_ids"]), asked.max_tokens)))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step has something to do."""
+        return bool(self.waiting)
+
+    def step(self) -> list[SimpleNamespace]:
+        """All waiting texts one round further, in the engine's own shape: what is known of each so far."""
+        said = [(number, next(text, None), text) for number, text in self.waiting]
+        self.waiting = [(number, text) for number, tokens, text in said if tokens is not None]
+        return [
+            SimpleNamespace(request_id=number, outputs=[SimpleNamespace(token_ids=tokens)])
+            for number, tokens, _ in said
+            if tokens is not None
+        ]
+
+    @torch.no_grad()
+    def _answer(self, prompt: Tensor, most: int) -> Iterator[list[int]]:
         said = [int(self.model(prompt[None]).logits[0, -1].argmax())]
+        yield said[:]
         while len(said) < most and said[-1] != self.ends:
             text = torch.cat([prompt, torch.tensor(said[:-1], dtype=prompt.dtype)])
             drafted = self.draft(text, said[-1], self.depth)
@@ -88,7 +106,7 @@ class LLM:
                 self.accepted = [count + (right > i) for i, count in enumerate(self.accepted)]
             if self.ends in said:
                 said = said[: said.index(self.ends) + 1]
-        return said[:most]
+            yield said[:most]
 
     def get_metrics(self) -> list[SimpleNamespace]:
         """Its counters, under the engine's names."""
