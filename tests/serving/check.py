@@ -8,13 +8,13 @@ acceptance by position within 0.03 of ours for the same look-ahead, over at leas
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ from infer.options import sample
 from infer.progress import progress
 from infer.prompts import read_prompts
 from tests.serving.compare import ROUNDS, Run, compare, table
+from tests.serving.resume import digest, resumed
 
 TOGETHER = 16  # texts that either engine decodes at once
+SHARE = {"eagle": 1.0, "medusa": 0.625}  # of the prompts: what is accepted less often makes more rounds of a text
 # export → format, engine, vLLM's method, and which of the two heads
 EXPORTS: dict[str, tuple[str, str | None, str, str]] = {
     "eagle3 flat": ("eagle3", None, "eagle3", "eagle"),
@@ -83,30 +85,29 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 
     def run(part: str, **draft: Any) -> dict[str, Any]:
         wanted = job | draft
-        return resumed(args.resume, args.out / part, wanted, lambda: serve(args.python, args.out / part, wanted))
+        return resumed(args.resume, args.out / part, wanted, serve, args.python, args.out / part, wanted)
 
     base = run("base")
     ours: dict[str, Run] = {}
     exports: dict[str, Any] = {}
     for export in args.exports:
         to, engine, method, which = EXPORTS[export]
+        count = math.ceil(len(questions) * SHARE[which])
+        asked = job["prompts"][:count]
         heads = DraftHeads.from_pretrained(folders[which], target)
         lookahead = heads.config.lookahead
         folder = args.out / export.replace(" ", "-")
         shutil.rmtree(folder, ignore_errors=True)
         export_heads(heads, to, folder, engine=engine)
         draft = {"method": method, "model": str(folder.resolve()), "num_speculative_tokens": lookahead}
-        served = run(f"{folder.name}-run", speculative=draft, digest=digest(folder))
+        served = run(f"{folder.name}-run", prompts=asked, speculative=draft, digest=digest(folder))
         if which not in ours:
-            own = {"prompts": job["prompts"], "dtype": args.dtype, "digest": digest(folders[which])}
-            found = resumed(
-                args.resume,
-                args.out / f"ours-{which}",
-                own | {"max_new_tokens": args.max_new_tokens},
-                lambda heads=heads: decode(target, heads, questions, args.max_new_tokens),  # type: ignore[misc]
-            )
+            own = {"prompts": asked, "dtype": args.dtype, "digest": digest(folders[which])}
+            own["max_new_tokens"] = args.max_new_tokens
+            given = target, heads, questions[:count], args.max_new_tokens
+            found = resumed(args.resume, args.out / f"ours-{which}", own, decode, *given)
             ours[which] = Run.of(found, lookahead, args.max_new_tokens)
-        exports[export] = compare(base, served, ours[which], rounds=args.rounds)
+        exports[export] = compare(base | {"tokens": base["tokens"][:count]}, served, ours[which], rounds=args.rounds)
     return {
         "ok": all(found["ok"] for found in exports.values()),
         "full": args.rounds >= ROUNDS,
@@ -118,27 +119,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": args.max_new_tokens,
         "exports": exports,
     }
-
-
-def resumed(resume: bool, folder: Path, job: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work`` finds, or with ``resume`` what it found when the same job was done before."""
-    done, result = folder / "done.json", folder / "result.json"
-    if resume and done.is_file() and json.loads(done.read_text(encoding="utf-8")) == job:
-        return dict(json.loads(result.read_text(encoding="utf-8")))
-    done.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    found = work()
-    result.write_text(json.dumps(found), encoding="utf-8")
-    done.write_text(json.dumps(job), encoding="utf-8")
-    return found
-
-
-def digest(folder: Path) -> str:
-    """Of a folder's files, so that other weights are another job."""
-    found = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()
 
 
 def decode(
