@@ -73,7 +73,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     name = read_config(args.eagle).target.name
     target = Target.load(name, dtype=getattr(torch, args.dtype))
     questions = evaluate.ask(read_prompts(sample(), limit=args.prompts), target.tokenizer())
-    job = {
+    job: dict[str, Any] = {
         "model": str(Path(resolve(name)).resolve()) if name == NAME or Path(name).is_dir() else name,
         "dtype": args.dtype,
         "prompts": [question.ids[0].tolist() for question in questions],
