@@ -1,9 +1,11 @@
-"""Ctrl-C and SIGTERM: noticed between optimizer steps, so that a checkpoint can be written first."""
+"""Ctrl-C, SIGTERM, a launcher that died: noticed between optimizer steps, so that a checkpoint can be written first."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -37,11 +39,27 @@ def terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+LAUNCHERS = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")  # what each sets for the processes that it starts
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def launched() -> bool:
+    """Whether a launcher started this process: without it, nobody waits for the run."""
+    return any(name in os.environ for name in LAUNCHERS)
+
+
+def follow_launcher() -> None:
+    """Have the system send SIGTERM when the launcher dies, whatever killed it: else its processes would train on, and
+    hold the run's folder. On Linux; elsewhere :class:`StopRequest` finds out between steps."""
+    if launched() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
 class StopRequest:
     """Context in which SIGINT and SIGTERM are only noted; a second one does what it usually does.
 
-    ``accelerate launch`` with one process does not pass SIGTERM on: its child is then orphaned, which is noted as
-    a SIGTERM too.
+    That a launcher died is noted as a SIGTERM too: ``accelerate launch`` with one process does not pass that on, and
+    nobody passes SIGKILL on.
 
     Attributes:
         number: the signal that came, 0 for none.
@@ -52,7 +70,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._number = 0
         self._before: dict[int, Any] = {}
-        self._parent = os.getppid() if "ACCELERATE_MIXED_PRECISION" in os.environ and "RANK" not in os.environ else None
+        self._parent = os.getppid() if launched() else None
 
     @property
     def number(self) -> int:

@@ -34,7 +34,7 @@ from train.dry_run import dry_run  # noqa: E402
 from train.evaluation import evaluated  # noqa: E402
 from train.files import held  # noqa: E402
 from train.guards import memory_advice  # noqa: E402
-from train.interrupt import Interrupted, Terminated, terminate  # noqa: E402
+from train.interrupt import Interrupted, Terminated, follow_launcher, terminate  # noqa: E402
 from train.launch import start  # noqa: E402
 from train.loop import Trainer  # noqa: E402
 from train.output import already_done, finish  # noqa: E402
@@ -136,6 +136,7 @@ def leave(status: int) -> None:
 
 def script() -> int:
     """What the launched process does; also an error of the program ends it by :func:`leave`, or others would wait."""
+    follow_launcher()
     try:
         return main()
     except Exception:

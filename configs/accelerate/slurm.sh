@@ -4,15 +4,17 @@
 #   sbatch configs/accelerate/slurm.sh configs/accelerate/zero3_nodes.yaml --config configs/long.yaml \
 #       --output.folder /shared/runs/long --data.cache_folder /shared/features --target.placement sharded
 #
-# Two minutes before the time is up the run is asked to stop: it writes a checkpoint, and the job, put into the queue
-# again, goes on from it. Set PROCESSES_PER_NODE where there are no GPUs to count.
+# Two minutes before the time is up Slurm sends SIGUSR1 to this script: the run is asked to stop (SIGTERM), writes a
+# checkpoint within the 30 seconds that its launcher leaves it, and the job, put into the queue again, goes on from it.
+# SIGTERM (`scancel`) stops it in the same way and does not queue it. Set PROCESSES_PER_NODE where there are no GPUs to
+# count.
 #SBATCH --job-name=headstart
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
 #SBATCH --time=12:00:00
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
@@ -33,12 +35,15 @@ srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$LAUNCH
     --num_machines "$SLURM_NNODES" --num_processes "$PROCESSES" --machine_rank "$SLURM_NODEID" \
     --main_process_ip "$MAIN_HOST" --main_process_port "$MAIN_PORT" train/train_heads.py "$@"' train_heads "$@" &
 running=$!
-stopped=
-trap 'stopped=yes; kill -TERM "$running"' TERM
+again=
+trap 'again=yes; kill -TERM "$running" || true' USR1
+trap 'again=; kill -TERM "$running" || true' TERM
+while kill -0 "$running" 2>/dev/null; do
+    wait "$running" || true  # ended by a signal, too, while the run goes on
+done
 status=0
-wait "$running" || status=$?
-if [ -n "$stopped" ]; then
-    wait "$running" || status=$?  # the first wait ended with the signal
+wait "$running" || status=$?  # the run's own
+if [ -n "$again" ] && [ "$status" -ne 0 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from accelerate.utils import DistributedType
 
-from tests.train.world import ROOT, finished
+from tests.train.world import ROOT, alive, finished
 from train.config import RunConfig, TargetConfig, TrainConfig
 from train.interrupt import StopRequest
 from train.launch import LaunchError, _settle, check_engine, check_launch
@@ -89,6 +93,43 @@ def test_a_child_whose_launcher_died_stops(monkeypatch: pytest.MonkeyPatch) -> N
     assert stop.number == signal.SIGTERM
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     assert StopRequest().number == 0  # a plain run outlives its shell
+
+
+FOLLOWING = """
+import sys, time
+from train.interrupt import follow_launcher
+follow_launcher()
+print("ready", flush=True)
+time.sleep(60)
+"""
+LAUNCHER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize(("environ", "ends"), [(TWO | {"TORCHELASTIC_RUN_ID": "1"}, True), (ONE, True), ({}, False)])
+def test_a_process_whose_launcher_is_killed_ends(environ: dict[str, str], ends: bool) -> None:
+    """Whatever it is at; a plain run goes on."""
+    names = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
+    plain = {name: value for name, value in os.environ.items() if name not in names} | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", LAUNCHER, FOLLOWING]
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=plain | environ)
+    assert launcher.stdout is not None
+    child = psutil.Process(int(launcher.stdout.readline()))
+    launcher.kill()
+    launcher.wait()
+    try:
+        deadline = time.monotonic() + (20 if ends else 0.5)
+        while alive(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert alive(child.pid) != ends
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def settings(engine: str = "launched", placement: str = "outside", **target: Any) -> RunConfig:

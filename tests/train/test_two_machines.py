@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.train.conftest import Launch
-from tests.train.two_machines import ROOT, command, environment
+from tests.train.two_machines import ROOT, command, environment, main
 from tests.train.world import finished, losses
 
 QUICK = ("--train.max_steps", "2", "--eval.prompts", "0")
@@ -39,3 +40,30 @@ def test_a_run_on_two_machines(
     assert (report["processes"], report["engine"]) == (2, engine)
     launch(*QUICK, "--output.folder", world / "one")
     assert list(losses(world / kind).values()) == pytest.approx(list(losses(world / "one").values()), rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ({}, "there is no command `ip` (package iproute2)"),
+        (
+            {"ip": "echo 'mount --make-shared: Operation not permitted' >&2; exit 1"},
+            "`ip netns add headstart-a` failed: mo",
+        ),
+    ],
+)
+def test_without_namespaces_it_says_why(
+    tools: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["two_machines.py", str(tmp_path / "folder"), "--namespaces"])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert f"error: no network namespaces here: {message}" in said and said.count("\n") == 1

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":  # run as a script, from wherever
+    sys.path.insert(0, str(ROOT))
 ACCELERATE = ROOT / "configs" / "accelerate"
 NAMES, ADDRESSES = ("headstart-a", "headstart-b"), ("10.231.7.1", "10.231.7.2")
 
@@ -22,20 +25,27 @@ SCONTROL = """#!/usr/bin/env bash
 """
 SRUN = """#!/usr/bin/env bash
 shift
-trap 'kill -TERM $(jobs -p)' TERM
-status=0
-for node in 0 1; do
+export TEST_BATCH=$PPID
+for node in $(seq 0 $((SLURM_NNODES - 1))); do
     prefix=
     [ -n "${TEST_NAMESPACES:-}" ] && prefix="ip netns exec $(echo $TEST_NAMESPACES | cut -d' ' -f$((node + 1)))"
     SLURM_NODEID=$node $prefix "$@" &
 done
-for job in $(jobs -p); do wait "$job" || status=$?; done
+jobs=$(jobs -p)
+trap 'kill -TERM $jobs' TERM
+status=0
+for job in $jobs; do
+    while kill -0 "$job" 2>/dev/null; do wait "$job"; done
+    wait "$job" || status=$?
+done
 exit $status
 """
 
 
-def environment(folder: Path, port: int, kind: str, *, namespaces: bool = False) -> dict[str, str]:
-    """What Slurm sets on a job of two nodes, with stand-ins for its commands, for CPU processes."""
+def environment(
+    folder: Path, port: int, kind: str, *, namespaces: bool = False, nodes: int = 2, processes: int = 1
+) -> dict[str, str]:
+    """What Slurm sets on a job of some nodes, with stand-ins for its commands, for CPU ``processes`` on each."""
     tools = folder / "slurm"
     tools.mkdir(parents=True, exist_ok=True)
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
@@ -52,8 +62,8 @@ def environment(folder: Path, port: int, kind: str, *, namespaces: bool = False)
         **lines,
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "PROCESSES_PER_NODE": "1",
-        "SLURM_NNODES": "2",
+        "PROCESSES_PER_NODE": str(processes),
+        "SLURM_NNODES": str(nodes),
         "SLURM_JOB_ID": str(port - 20000),  # the script makes the port of it
         "SLURM_JOB_NODELIST": "nodes",
         "TEST_HOST": ADDRESSES[0] if namespaces else "127.0.0.1",
@@ -67,7 +77,13 @@ def command(kind: str, *arguments: str) -> list[str]:
 
 
 def cable(up: bool) -> None:
-    """Two network namespaces and what joins them, made or taken away again."""
+    """Two network namespaces and what joins them, made or taken away again.
+
+    Raises:
+        OSError: this machine does not let us, and why.
+    """
+    if shutil.which("ip") is None:
+        raise OSError("no network namespaces here: there is no command `ip` (package iproute2)")
     for name in NAMES:
         subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
     if not up:
@@ -79,33 +95,45 @@ def cable(up: bool) -> None:
         made += [["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "cable"]]
         made += [["ip", "-n", name, "link", "set", device, "up"] for device in ("cable", "lo")]
     for words in made:
-        subprocess.run(words, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            cable(False)
+            told = " ".join(done.stderr.split()) or f"status {done.returncode}"
+            raise OSError(f"no network namespaces here: `{' '.join(words)}` failed: {told}")
 
 
 def main() -> int:
     """Train on both with DDP and with ZeRO-3; 0 when both runs are done."""
-    sys.path.insert(0, str(ROOT))
-    from tests.train.world import write_world
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--namespaces", action="store_true", help="two network namespaces instead of loopback")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True)
-    recipe = write_world(args.folder)
     if args.namespaces:
-        cable(True)
+        try:
+            cable(True)
+        except OSError as error:
+            print(f"error: {error}; without --namespaces it runs on loopback", file=sys.stderr)
+            return 2
     try:
-        for number, kind in enumerate(("nodes", "zero3_nodes")):
-            environ = environment(args.folder, 29711 + number, kind, namespaces=args.namespaces)
-            words = command(kind, "--config", str(recipe), "--output.folder", str(args.folder / kind))
-            status = subprocess.run(words, env=environ, cwd=ROOT, check=False).returncode
-            print(f"{kind}: {'ok' if not status else f'failed with status {status}'}")
-            if status:
-                return status
+        return train(args.folder, args.namespaces)
     finally:
         if args.namespaces:
             cable(False)
+
+
+def train(folder: Path, namespaces: bool) -> int:
+    """Both runs in a new folder; their status."""
+    from tests.train.world import write_world
+
+    folder.mkdir(parents=True)
+    recipe = write_world(folder)
+    for number, kind in enumerate(("nodes", "zero3_nodes")):
+        environ = environment(folder, 29711 + number, kind, namespaces=namespaces)
+        words = command(kind, "--config", str(recipe), "--output.folder", str(folder / kind))
+        status = subprocess.run(words, env=environ, cwd=ROOT, check=False).returncode
+        print(f"{kind}: {'ok' if not status else f'failed with status {status}'}")
+        if status:
+            return status
     return 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from heads.target import Target
@@ -69,10 +70,12 @@ def run(
     return finished([*launcher, str(SCRIPT), *map(str, arguments)], timeout, settings)
 
 
-def finished(words: Sequence[str], timeout: float, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def finished(
+    words: Sequence[str], timeout: float, environ: dict[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; at the limit it is asked to end, so that a launcher takes its workers with it."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = subprocess.Popen(words, text=True, env=environ, **pipes)
+    started = subprocess.Popen(words, text=True, env=environ, cwd=folder, **pipes)
     try:
         out, errors = started.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -83,6 +86,14 @@ def finished(words: Sequence[str], timeout: float, environ: dict[str, str]) -> s
             started.kill()
         raise
     return subprocess.CompletedProcess(words, started.returncode, out, errors)
+
+
+def alive(number: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return str(psutil.Process(number).status()) != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
