@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from heads.judge import Criterion, Teacher, TeacherRows, UnrollStep
+from heads.precision import as_written
 
 CHUNK_ENTRIES = {"cpu": 1 << 19}  # logits judged at a time: 2 MB in float32, a core's second-level cache
 CHUNK_ELSEWHERE = 1 << 24  # an accelerator wants large kernels
@@ -74,7 +75,7 @@ def judge(
             counted = position.rows >= 0
             wide = torch.promote_types(confidence.dtype, torch.float32)
             told, chance = confidence[counted].to(wide), seen.overlap[counted].clamp(0, 1).to(wide)
-            with torch.autocast(told.device.type, enabled=False):
+            with as_written(told.device):
                 term = functional.binary_cross_entropy_with_logits(told, chance, reduction="sum") * confidence_weight
             total, seen.terms["confidence"] = total + position.weight * term, term.detach()
         for name, values in position.step.terms.items():
@@ -142,7 +143,7 @@ class _Judging:
         with torch.set_grad_enabled(learn):
             logits = position.step.output.project(some, rows)
         gradient = torch.empty_like(logits) if learn else None
-        with torch.autocast(logits.device.type, enabled=False):
+        with as_written(logits.device):
             total = self._judge(position, rows, logits.detach(), said, start, gradient)
             if gradient is not None:
                 wanted = [*([] if of_states is None else [some]), *position.parameters]

@@ -21,6 +21,7 @@ from heads.autoregressive import Autoregressive
 from heads.config import ConfigError, HeadsConfig
 from heads.judge import TrainingBatch
 from heads.layer import LAYER_DEFAULTS, DecoderLayer, layer_shape
+from heads.precision import as_written
 from heads.target import Target
 
 DEFAULTS: dict[str, Any] = LAYER_DEFAULTS | {
@@ -101,5 +102,5 @@ class Eagle1(Autoregressive):
             return {}
         wide = torch.promote_types(out.dtype, torch.float32)
         theirs = batch.hidden[where, at].to(wide)
-        with torch.autocast(out.device.type, enabled=False):
+        with as_written(out.device):
             return {"feature": weight * F.smooth_l1_loss(out.to(wide), theirs, reduction="none").mean(-1)}

@@ -1,7 +1,8 @@
 """A run that is not run: its settings, sizes and steps, and what it will need of memory and disk.
 
 The target is loaded and files of conversations are prepared (into a folder that is removed again), since steps, states
-and memory follow from them; nothing is written to the run folder or to the cache.
+and memory follow from them; nothing is written to the run folder or to the cache. A target may also be a configuration
+alone (:mod:`train.outline`): then sizes are what they would be on an accelerator, and nothing is loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from heads.base import DraftHeads
+from heads.inside import DraftsInside
 from train.assemble import cache_folder, find_recipe, load_conversations, make_heads
 from train.cache import CacheSpec
 from train.config import RunConfig
@@ -27,11 +29,13 @@ from train.launch import start
 from train.loop import total_steps
 from train.memory_needs import MemoryNeeds
 from train.needs import DiskNeeds, StepPlan, plan_steps
+from train.outline import META, SizesOnly, is_outline, outline
 from train.progress import Reporter
 from train.ranks import Ranks
 from train.settings import load, parse, to_dict, to_yaml
 from train.targets import load_target
 from train.trackers import check_tracker, without_secrets
+from train.work import PassWork, of_run
 
 
 def dry_run(arguments: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
@@ -45,19 +49,27 @@ def dry_run(arguments: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
     check_tracker(config)
     accelerator = start(config)
     ranks, silent = Ranks(accelerator), Reporter(False)
-    memory = MemoryNeeds(accelerator, config)
-    target = load_target(config, accelerator)
-    with _scratch(ranks) as scratch:
+    alone = is_outline(config.target.name)
+    memory = MemoryNeeds(accelerator, config, META if alone else None)
+    with _scratch(ranks) as scratch, SizesOnly() if alone else nullcontext():
+        target = outline(config.target) if alone else load_target(config, accelerator)
         elsewhere = replace(config, output=replace(config.output, folder=str(scratch)))
         conversations = load_conversations(elsewhere, "train", target, ranks, silent)
         heldout = None
         if config.eval.conversations or config.eval.prompts:
             heldout = evaluated(load_conversations(elsewhere, "heldout", target, ranks, silent), config.eval)
         prepared = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
-        heads = make_heads(config, target, conversations, silent)
+        with META if alone else nullcontext():
+            heads = make_heads(config, target, conversations, silent)
+        if alone and isinstance(heads, DraftsInside):
+            raise ValueError(
+                f"{config.heads.kind} heads are trained inside the target, which {config.target.name} is not"
+            )
         plan = plan_steps(config, conversations, ranks.count)
         total = total_steps(config.train, conversations.lengths)
         needs = memory.of(heads, plan, conversations)
+        share = conversations.answer_tokens / int(conversations.lengths.sum())
+        passes = PassWork(memory.training_pass(heads, share)), PassWork(memory.states_pass(heads, share))
         disk = DiskNeeds.of(config, heads, _caches(config, heads, conversations, heldout), prepared)
         report = {
             "settings": without_secrets(to_dict(config)),
@@ -79,6 +91,7 @@ def dry_run(arguments: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
             "steps": {"total": total, "processes": ranks.count, **plan.to_dict(total)},
             "memory": needs,
             "disk": disk.to_dict(),
+            "work": of_run(config, conversations, plan, total, *passes),
         }
     return report, _text(config, report, plan, total)
 
@@ -130,5 +143,17 @@ def _text(config: RunConfig, report: dict[str, Any], plan: StepPlan, total: int)
             "",
             f"disk     {size(disk['total'])} to be written",
             *(f"  {size(value):>12}  {name}" for name, value in disk["parts"].items()),
+            "",
+            *_work(report["work"]),
         ]
     )
+
+
+def _work(work: dict[str, Any]) -> list[str]:
+    hours = ", ".join(f"{hours:,.2g} at {rate}" for rate, hours in work["gpu_hours"].items())
+    return [
+        f"work     {work['total']:.2e} floating-point operations, {work['tokens_trained']:,.0f} tokens trained; "
+        f"hours of one GPU: {hours}",
+        f"  {work['heads']:12.2e}  heads, {work['heads_per_token'] / 1e9:,.2f}e9 a token trained",
+        f"  {work['target']:12.2e}  the target's states, {work['target_per_token'] / 1e9:,.2f}e9 a token",
+    ]

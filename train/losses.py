@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from heads.judge import Criterion, Teacher
+from heads.precision import as_written
 from train.settings import SettingsError, suggest
 
 
@@ -142,7 +143,7 @@ def make_criterion(weights: Mapping[str, float]) -> Criterion:
         raise SettingsError(f"train.loss has no term with a weight above 0; terms are {', '.join(TERMS)}")
 
     def criterion(draft_logits: Tensor, teacher: Teacher) -> dict[str, Tensor]:
-        with torch.autocast(draft_logits.device.type, enabled=False):
+        with as_written(draft_logits.device):
             rows = Rows(draft_logits, teacher)
             return {name: weight * TERMS[name](rows) for name, weight in used.items()}
 

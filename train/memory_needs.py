@@ -6,6 +6,8 @@ measured on short texts (:mod:`train.estimate`). ZeRO and FSDP need less, since 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,10 +30,11 @@ from train.storage import Storage
 class MemoryNeeds:
     """Made before the target is loaded, so that it knows what the process held without it."""
 
-    def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
+    def __init__(self, accelerator: Accelerator, config: RunConfig, device: torch.device | None = None) -> None:
         self.accelerator, self.config = accelerator, config
-        self.base = resident_bytes() if accelerator.device.type == "cpu" else 0
-        self.available = available_bytes(accelerator.device)
+        self.device = device or accelerator.device
+        self.base = resident_bytes() if self.device.type == "cpu" else 0
+        self.available = available_bytes(self.device)
 
     def of(self, heads: DraftHeads, plan: StepPlan, conversations: Conversations) -> dict[str, Any]:
         """Bytes by part, their sum at the highest moment, and what is free."""
@@ -47,18 +50,21 @@ class MemoryNeeds:
             "AdamW": 2 * nbytes(trained),
         }
         share = conversations.answer_tokens / int(conversations.lengths.sum())
-        training, states = self._training(heads, share), self._states(heads, share)
+        take, judge = self.training_pass(heads, share), self.states_pass(heads, share)
+        training = PassMemory(lambda length: peak_of(lambda: take(length), heads.target.device))
+        heads.zero_grad()
+        states = PassMemory(lambda length: peak_of(lambda: judge(length), heads.target.device))
         passes, at_once = list(plan.shapes), 1
         if self.config.data.features == "cached":  # built by one pass a core
             groups = by_length(conversations.lengths, BUILD_TOKENS)
             passes = [(len(group), int(conversations.lengths[group].max())) for group in groups]
-            at_once = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
+            at_once = torch.get_num_threads() if self.device.type == "cpu" else 1
         longest = max(plan.shapes, key=lambda shape: training(*shape))
         moments = {
             f"training pass of {longest[0]} × {longest[1]} tokens": training(*longest)
             + _batch(self.config, heads, *longest),
             "computing the target's states": at_once * max(states(*shape) for shape in passes),
-            "writing a checkpoint": 2 * nbytes(trained) if self.accelerator.device.type == "cpu" else 0,
+            "writing a checkpoint": 2 * nbytes(trained) if self.device.type == "cpu" else 0,
         }
         highest = max(moments, key=lambda name: moments[name])
         return {
@@ -68,35 +74,35 @@ class MemoryNeeds:
             "available": self.available,
         }
 
-    def _training(self, heads: DraftHeads, share: float) -> PassMemory:
+    def training_pass(self, heads: DraftHeads, share: float) -> Callable[[int], None]:
+        """A pass of the heads over one text of a length, forward and backward; ``share`` of it is the target's own."""
         criterion, device = make_criterion(self.config.train.loss), heads.target.device
-        half = self.config.train.precision == "bf16"
+        half = self.config.train.precision == "bf16" and device.type != "meta"  # which knows no autocast
         heads.train()
 
         def take(length: int) -> None:
-            batch = _made_up(heads, length, share)
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            batch = made_up(heads, length, share)
+            with torch.autocast(device.type, torch.bfloat16, enabled=half) if half else nullcontext():
                 total = heads.loss(batch, criterion).total
             total.backward()
 
         take(16)  # gradients are there, and caches warm
-        memory = PassMemory(lambda length: peak_of(lambda: take(length), device))
-        heads.zero_grad()
-        return memory
+        return take
 
-    def _states(self, heads: DraftHeads, share: float) -> PassMemory:
+    def states_pass(self, heads: DraftHeads, share: float) -> Callable[[int], None]:
+        """A pass of the target over one text of a length, what is stored of it included."""
         target, taps = heads.target, tuple(heads.config.taps)
         storage = Storage(len(taps), target.hidden_size, getattr(torch, self.config.data.feature_dtype))
 
         def take(length: int) -> None:
-            batch = _made_up(heads, length, share, states=False)
+            batch = made_up(heads, length, share, states=False)
             run_target(target, taps, batch.ids, batch.loss_mask, storage)
 
         take(16)
-        return PassMemory(lambda length: peak_of(lambda: take(length), target.device))
+        return take
 
 
-def _made_up(heads: DraftHeads, length: int, share: float, states: bool = True) -> TrainingBatch:
+def made_up(heads: DraftHeads, length: int, share: float, states: bool = True) -> TrainingBatch:
     """One text of a length, of which this share at its end is the target's own."""
     target, device = heads.target, heads.target.device
     ids = torch.arange(length, device=device)[None] % target.vocab_size
