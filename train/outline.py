@@ -2,7 +2,8 @@
 
 Its weights, and whatever is computed from them, are tensors on PyTorch's meta device: shapes and dtypes, no numbers.
 Which rows are trained does hang on numbers (masks, positions, token ids), so everything whole or boolean stays real, on
-the processor, and the two are let meet by :class:`SizesOnly`.
+the processor, and the two are let meet by :class:`SizesOnly`. Attention is not fused there, so that memory of the
+target's passes is an upper bound, and autocast is not known, so that the heads' activations count in float32.
 """
 
 from __future__ import annotations
