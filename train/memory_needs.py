@@ -34,7 +34,7 @@ class MemoryNeeds:
         self.accelerator, self.config = accelerator, config
         self.device = device or accelerator.device
         self.base = resident_bytes() if self.device.type == "cpu" else 0
-        self.available = available_bytes(self.device)
+        self.available = 0 if self.device.type == "meta" else available_bytes(self.device)
 
     def of(self, heads: DraftHeads, plan: StepPlan, conversations: Conversations) -> dict[str, Any]:
         """Bytes by part, their sum at the highest moment, and what is free."""
