@@ -1,6 +1,7 @@
 """Fifty kills (SIGKILL) of a small run as it prepares, builds states and trains: what comes out is as if none had been.
 
     python tests/chaos.py --kills 50
+    python tests/chaos.py --kills 10 --processes 2
 
 A life is a process that does the whole job, from wherever earlier lives left it: conversations are prepared, the
 target's states built, heads trained. Most lives are killed, at a time drawn from the wall clock behind the moment at
@@ -8,7 +9,8 @@ which they came to a stage; then the next one goes on. When a life comes through
 nothing happened to: the same files and no other ones, the same weights, optimizer, log and report to the last bit.
 Every life that goes on is also asked whether its log was cut to the step that it goes on from.
 
-Lives are forked from one process that has imported everything, or most of their time would be that of imports.
+Lives are forked from one process that has imported everything, or most of their time would be that of imports. With
+``--processes`` each is a launcher with so many ranks, of which one is killed (:mod:`tests.chaos_ranks`).
 """
 
 from __future__ import annotations
@@ -78,36 +80,41 @@ class Chaos:
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
-        self.stage = mmap.mmap(-1, 2)  # shared with the lives: the stage, and steps that this life has begun
+        self.stage = mmap.mmap(-1, 64)  # shared with the lives: the stage, and steps that this life has begun
         self.recipe = write_world(self.folder, conversations=self.conversations)
 
     # a life
 
     def _live(self, run: Path) -> None:
         """The whole job, in this process."""
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # a GPU cannot be used behind a fork
+        self._watched()
         source, prepared = self.folder / "train.jsonl", run / "data"
+        self._enter("preparing")
+        data.prepare.prepare([source], tokenizer(), prepared, chunk=CHUNK, processes=1)
+        self._enter("starting")
+        train_heads.train(self._arguments(run, prepared))
+
+    def _watched(self) -> None:
+        """Have this process tell its stages, and look at its log when it goes on."""
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # a GPU cannot be used behind a fork
         for owner, name, stage, after in _stations():
             setattr(owner, name, self._marked(getattr(owner, name), stage, after))
         original = Trainer.resume
 
         def resume(trainer: Trainer) -> None:
             original(trainer)
-            if trainer.log.path.is_file():
+            if trainer.ranks.main and trainer.log.path.is_file():
                 late = [line["step"] for line in log_of(trainer.folder) if line["step"] > trainer.progress.step]
                 if late:
                     raise AssertionError(f"the log has steps {late} where the run goes on from {trainer.progress.step}")
 
         Trainer.resume = resume  # type: ignore[method-assign, assignment]
         cache_spec.SHARD_BYTES = (20_000, 1 << 30)
-        self._enter("preparing")
-        data.prepare.prepare([source], tokenizer(), prepared, chunk=CHUNK, processes=1)
-        self._enter("starting")
-        train_heads.train(["--config", str(self.recipe), *self._settings(run, prepared)])
 
-    def _settings(self, run: Path, prepared: Path) -> list[str]:
+    def _arguments(self, run: Path, source: Path) -> list[str]:
+        """Of train_heads."""
         chosen = {
-            "data.train": prepared,
+            "data.train": source,
             "data.cache_folder": run / "cache",
             "output.folder": run / "run",
             "train.max_steps": self.steps,
@@ -119,7 +126,8 @@ class Chaos:
             "eval.tokens": 2,
             "output.keep": 2,
         }
-        return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+        settings = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+        return ["--config", str(self.recipe), *settings]
 
     def _enter(self, stage: str) -> None:
         self.stage[1] += stage == "accumulating"
@@ -176,10 +184,13 @@ class Chaos:
         time.sleep(self.dice.uniform(0, 4.0 if wanted is STAGES else 0.03))
         if self._ended(child, run):
             return False
+        self.killed[STAGES[self.stage[0]]] += 1
+        self._end(child, run)
+        return True
+
+    def _end(self, child: int, run: Path) -> None:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        self.killed[STAGES[self.stage[0]]] += 1
-        return True
 
     def _ended(self, child: int, run: Path) -> bool:
         gone, status = os.waitpid(child, os.WNOHANG)
@@ -214,12 +225,16 @@ class Chaos:
                     break
             self._whole(run)
             same(reference / "run", run / "run")
-            ours, theirs = _files(run), _files(reference)
+            ours, theirs = self._files(run), self._files(reference)
             if ours != theirs:
                 raise AssertionError(f"left over: {sorted(ours - theirs)}; missing: {sorted(theirs - ours)}")
             self.runs += 1
             say(f"run {self.runs}: {sum(self.killed.values())} kills, equal to the run without")
             shutil.rmtree(run)
+
+    def _files(self, run: Path) -> set[str]:
+        """Every file but what lives said; caches are named by what is in them."""
+        return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} - {"said.txt"}
 
 
 def _stations() -> list[tuple[Any, str, str, str]]:
@@ -233,11 +248,6 @@ def _stations() -> list[tuple[Any, str, str, str]]:
     ]
 
 
-def _files(run: Path) -> set[str]:
-    """Every file but what lives said; caches are named by what is in them."""
-    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} - {"said.txt"}
-
-
 def _tail(run: Path) -> str:
     return (run / "said.txt").read_text()[-1500:]
 
@@ -247,10 +257,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=12, help="of each training (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="that train together (default: %(default)s)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headstart-chaos-") as folder:
-        chaos = Chaos(Path(folder), args.steps, 160, random.Random(time.time_ns()))
-        chaos.go(args.kills)
+        dice = random.Random(time.time_ns())
+        if args.processes == 1:
+            chaos = Chaos(Path(folder), args.steps, 160, dice)
+            chaos.go(args.kills)
+        else:
+            from tests.chaos_ranks import ChaosOfRanks
+
+            chaos = ranks = ChaosOfRanks(Path(folder), args.steps, 160, dice, processes=args.processes)
+            chaos.go(args.kills, ChaosOfRanks.waits)
+            print(", ".join(f"{name} {count} times" for name, count in sorted(ranks.victims.items())))
     inside = sum(chaos.killed[stage] for stage in INSIDE)
     print(f"{sum(chaos.killed.values())} kills in {chaos.lives} lives, {inside} inside accumulation or a save:")
     for stage, count in chaos.killed.most_common():

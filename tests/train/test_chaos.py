@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.chaos import INSIDE, STAGES, Chaos
+from tests.chaos_ranks import ChaosOfRanks
 from train.checkpoint import Checkpoints
 from train.engine_state import EngineState
 from train.runlog import RunLog
@@ -37,6 +38,13 @@ def test_killed_four_times_it_is_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert sum(made.killed.values()) == 4 and made.runs >= 1 and made.lives >= 6
     assert set(made.killed) <= set(STAGES)
     assert sum(made.killed[stage] for stage in INSIDE) >= 1
+
+
+def test_one_of_two_processes_or_their_launcher_is_killed(tmp_path: Path) -> None:
+    made = ChaosOfRanks(tmp_path, 6, 32, random.Random(time.time_ns()))
+    made.go(2, [("accumulating",), ("saving",)])
+    assert sum(made.victims.values()) == 2 and made.victims.keys() <= {"launcher", "rank 0", "rank 1"}
+    assert made.runs >= 1 and made.lives >= 3
 
 
 def never_cut(self: RunLog, step: int, size: int) -> int:
