@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -37,6 +38,7 @@ if __name__ == "__main__":  # run as a script, from wherever
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import data.prepare
 from tests.data.toys import tokenizer
@@ -97,6 +99,7 @@ class Chaos:
     def _watched(self) -> None:
         """Have this process tell its stages, and look at its log when it goes on."""
         os.environ["ACCELERATE_USE_CPU"] = "true"  # a GPU cannot be used behind a fork
+        tqdm.set_lock(threading.RLock())  # its own is shared by all lives, and stays held when one is killed with it
         for owner, name, stage, after in _stations():
             setattr(owner, name, self._marked(getattr(owner, name), stage, after))
         original = Trainer.resume
