@@ -40,7 +40,9 @@ class World:
         for at in range(rounds):
             budget = self.control.budget(1, self.match(at))
             copy, other = budget.parts or (NOTHING, NOTHING)
-            tokens, parents, sources = [], [], []
+            tokens: list[int] = []
+            parents: list[int] = []
+            sources: list[str] = []
             for name, part in (("lookup", copy), ("heads", other)):
                 for depth in range(part.depth):
                     parents.append(-1 if depth == 0 else len(tokens) - 1)

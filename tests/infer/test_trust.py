@@ -182,7 +182,7 @@ def test_the_text_is_the_targets_and_drafts_end_early(drawn: bool) -> None:
 
         asked: list[Budget]
 
-        def budget(self, batch: int = 1) -> Budget:
+        def budget(self, batch: int = 1, match: int = 0) -> Budget:
             floors = self.word.floors(free, 4, 100.0, batch) if self.word.given else ()
             self.asked = [*getattr(self, "asked", []), Budget(5, 4, floors=floors)]
             return self.asked[-1]
