@@ -80,8 +80,10 @@ def read_record(folder: Path) -> Record:
             stored["base_dtype"],
         )
         FLOATS[dtype]
-    except (KeyError, TypeError) as error:
-        raise HeadsFileError(f"{path} is not an adapter's record ({error!r})") from None
+    except KeyError as error:
+        raise HeadsFileError(f"{path} is not an adapter's record: it has no {error}, or a dtype unknown here") from None
+    except TypeError as error:
+        raise HeadsFileError(f"{path} is not an adapter's record ({error})") from None
     except ConfigError:
         raise
     except ValueError as error:

@@ -47,15 +47,18 @@ def count(heads: DraftHeads) -> int:
 
 
 def test_an_adapter_is_merged_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Factors alone are no heads: what takes a folder of heads says what to do."""
+    """Factors alone are no heads: what takes heads alone says what to do, and a broken record is named."""
+    folder, out = str(tmp_path), str(tmp_path / "out")
     for name in ("adapter.json", "adapter.safetensors"):
         (tmp_path / name).write_text("{}")
     told = {
-        "push": ["push", str(tmp_path), REPO],
-        "import": ["import", str(tmp_path), "--target", "x", "--out", str(tmp_path / "out")],
-        "verify": ["verify", str(tmp_path)],
+        "export": (["export", folder, "--to", "eagle3", "--out", out], "`headstart merge`"),
+        "bundle": (["bundle", folder, "--out", out], "`headstart merge`"),
+        "import": (["import", folder, "--target", "x", "--out", out], "`headstart merge`"),
+        "push": (["push", folder, REPO], "adapter.json is not an adapter's record: it has no 'heads'"),
+        "verify": (["verify", folder], "adapter.json is not an adapter's record: it has no 'heads'"),
     }
-    for verb, words in told.items():
+    for verb, (words, said) in told.items():
         assert main(words) == 2, verb
         error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("error: ") and "`headstart merge`" in error, verb
+        assert error.startswith("error: ") and said in error, verb
