@@ -35,9 +35,20 @@ def make(
     """
     if drafter.lookahead == 0:
         return None
-    lookup, other = _parts(drafter)
+    _, other = _parts(drafter)
     table = stored_costs(target, other or drafter, prompt)
-    costs: Costs = LiveCosts(table) if seed is None else table
+    return choose(drafter, LiveCosts(table) if seed is None else table, budget)
+
+
+def choose(drafter: Drafter, costs: Costs, budget: Budget | None = None) -> AdaptiveControl | None:
+    """The control for a drafter by given costs: of lookup and another drafter, those of the other.
+
+    Args:
+        budget: see :func:`make`.
+    """
+    if drafter.lookahead == 0:
+        return None
+    lookup, other = _parts(drafter)
     depth = drafter.lookahead if budget is None else budget.depth
     inside = inside_of(drafter)
     if inside is not None:

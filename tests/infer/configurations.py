@@ -63,6 +63,7 @@ class Configuration:
     budget: Budget | None
     way: str
     settings: dict[str, Any]
+    controlled: bool
 
     @property
     def ragged(self) -> bool:
@@ -108,6 +109,7 @@ def draw(number: int) -> Configuration:
         budget=budget,
         way=way,
         settings={},
+        controlled=random.Random(f"control {number}").random() < 0.4,
     )
     configuration.settings.update(_settings(rng, configuration))
     return configuration

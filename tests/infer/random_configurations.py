@@ -23,11 +23,20 @@ import torch
 from torch import Tensor
 
 import infer
+from heads.base import DraftHeads
+from infer import controls
+from infer.drafters import HeadsDrafter
+from infer.lookahead import CostTable
 from infer.metrics import Stats
 from infer.stream import TextPieces, decode
 from tests.infer.configurations import Configuration, drafter_of, draw, model_of, padded, spelled
 from tests.infer.test_stream import TOKENIZERS
 
+COSTS = CostTable(
+    rows={1: 1.0, 2: 1.02, 8: 1.1, 16: 1.3, 64: 2.0},
+    drafts={(1, 1): 0.1, (4, 1): 0.3, (1, 8): 0.1, (4, 8): 0.4},
+    context=1,
+)
 PREFIXES = infer.PrefixCache(max_tokens=4000)
 
 
@@ -56,7 +65,7 @@ def compare(c: Configuration) -> str | None:
 def _ours(c: Configuration, model: Any, ids: Tensor, drafter: Any, run: int) -> tuple[Tensor, Any, Any, list[int]]:
     """Sequences, scores, logits, and how many tokens each row has."""
     asked = spelled(c.settings) | {"attention_mask": (ids != 0).long()}
-    own: dict[str, Any] = {"budget": c.budget, "seed": c.number}
+    own: dict[str, Any] = {"budget": c.budget, "seed": c.number, "control": _control(c, drafter)}
     if c.way == "custom":
         strings = {name: asked.pop(name) for name in ("tokenizer", "stop_strings") if name in asked}
         fast = infer.custom_generate(drafter, **own, **strings)
@@ -70,6 +79,12 @@ def _ours(c: Configuration, model: Any, ids: Tensor, drafter: Any, run: int) -> 
     if c.way == "prefix" and run and any(stats.reused != int(row.sum()) - 1 for stats, row in _rows(out, asked)):
         raise AssertionError("a prompt just read was read again")
     return out.sequences, out.scores, out.logits, [stats.tokens for stats in out.row_stats]
+
+
+def _control(c: Configuration, drafter: Any) -> Any:
+    """Look-ahead control by costs that make it go through depths, widths and plain rounds."""
+    made = HeadsDrafter(drafter) if isinstance(drafter, DraftHeads) else drafter
+    return controls.choose(made, COSTS, c.budget) if c.controlled else None
 
 
 def _rows(out: infer.Generation, asked: dict[str, Any]) -> Iterator[tuple[Stats, Tensor]]:
@@ -115,7 +130,9 @@ def _unlike(mine: Any, wanted: Any, counts: list[int]) -> str | None:
 def _compare_sampled(c: Configuration, model: Any, ids: Tensor) -> str | None:
     """Our own sampled text: is the law at each of its places that of transformers?"""
     asked = spelled(c.settings) | {"output_scores": True}
-    out = infer.generate(model, ids, drafter_of(c, ids[0].tolist()), seed=c.number, budget=c.budget, **asked)
+    drafter = drafter_of(c, ids[0].tolist())
+    own: dict[str, Any] = {"budget": c.budget, "seed": c.number, "control": _control(c, drafter)}
+    out = infer.generate(model, ids, drafter, **asked, **own)
     new = out.sequences[0, ids.shape[1] :].tolist()
     built: dict[str, Any] = {}
 

@@ -33,6 +33,7 @@ def test_everything_is_drawn() -> None:
     assert {c.way for c in drawn} == {"generate", "custom", "prefix", "stream"}
     assert {len(c.prompts) for c in drawn} == {1, 2, 3}
     assert sum(c.ragged for c in drawn) > 100
+    assert {c.draft for c in drawn if c.controlled} == set(DRAFTS)
     assert sum(bool(c.settings["do_sample"]) for c in drawn) > 200
     for name in ("repetition_penalty", "alternating", "eos_token_id", "stop_strings", "criterion", "max_length"):
         assert sum(name in c.settings for c in drawn) > 50, name
