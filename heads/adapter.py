@@ -79,12 +79,15 @@ def read_record(folder: Path) -> Record:
             stored["base_sha256"],
             stored["base_dtype"],
         )
-        FLOATS[dtype]
+        if not isinstance(dtype, str) or dtype not in FLOATS:
+            raise HeadsFileError(
+                f"{path} is not an adapter's record: base_dtype is {dtype!r:.80}, not one of {', '.join(FLOATS)}"
+            )
     except KeyError as error:
-        raise HeadsFileError(f"{path} is not an adapter's record: it has no {error}, or a dtype unknown here") from None
+        raise HeadsFileError(f"{path} is not an adapter's record: it has no {error}") from None
     except TypeError as error:
         raise HeadsFileError(f"{path} is not an adapter's record ({error})") from None
-    except ConfigError:
+    except (ConfigError, HeadsFileError):
         raise
     except ValueError as error:
         raise HeadsFileError(f"{error}: it is not an adapter's record") from None

@@ -138,9 +138,10 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "adapter", tmp_path / "second")
     (tmp_path / "second" / "adapter.json").write_text(json.dumps(record | {"base": str(tmp_path / "adapter")}))
     for broken, message in (
-        ({}, r"is not an adapter's record \(KeyError\('heads'\)\)"),
+        ({}, "is not an adapter's record: it has no 'heads'"),
         ([], "is not an adapter's record"),
-        (record | {"base_dtype": "nn"}, r"is not an adapter's record \(KeyError\('nn'\)\)"),
+        (record | {"base_dtype": "nn"}, "is not an adapter's record: base_dtype is 'nn', not one of float64, "),
+        (record | {"base_dtype": []}, r"is not an adapter's record: base_dtype is \[\]"),
         (record | {"base": str(tmp_path / "adapter")}, "names no heads to be put on"),
         (record | {"base": str(tmp_path / "second")}, "belongs on .*second, which is an adapter too: merge that"),
         (record | {"heads": {k: v for k, v in record["heads"].items() if k != "lora"}}, "names no factors"),
