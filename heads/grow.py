@@ -86,7 +86,7 @@ class Budget:
         return cls(
             rows=1 + sum(part.rows - 1 for part in asked),
             depth=max((part.depth for part in asked), default=0),
-            width=max([len(asked), *(part.width for part in asked)], default=1) or 1,
+            width=max(1, len(asked), *(part.width for part in asked)),
             parts=tuple(parts),
         )
 

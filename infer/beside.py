@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from heads.draft import Draft
@@ -57,7 +58,11 @@ class BesideControl(AdaptiveControl):
         self.matches = Matches()
         self._name, self._merges, self._deepest, self._most = name, merges, other, rows
         self._copies = [n for n in COPIES if n <= copies and (rows is None or n < rows)]
-        self._both = AdaptiveControl(costs, other, tree_rows=tree_rows, width=width)  # the second drafter's ways
+        self._second = AdaptiveControl(costs, other, tree_rows=tree_rows, width=width)  # the second drafter's ways
+        budgets = [budget for budget, _, _ in self._second.ways(self.tracker, 1)]
+        self._alone = [Budget.split([NOTHING, budget]) for budget in budgets]
+        self._copied = [Budget.split([Budget.chain(n), NOTHING]) for n in self._copies]
+        self._merged = [[Budget.split([Budget.chain(n), budget]) for budget in budgets] for n in self._copies]
         self._match = 0
 
     def budget(self, batch: int = 1, match: int = 0) -> Budget:
@@ -71,23 +76,22 @@ class BesideControl(AdaptiveControl):
         if batch > 1:
             yield from super()._expected(batch)
             return
-        others = list(self._both._ways(self.tracker, 1))
-        for budget, tokens, seconds in others:
-            yield Budget.split([NOTHING, budget]), tokens, seconds
+        others = [(tokens, seconds) for _, tokens, seconds in self._second.ways(self.tracker, 1)]
+        for budget, (tokens, seconds) in zip(self._alone, others, strict=True):
+            yield budget, tokens, seconds
         if not self._match or not self._copies:
             return
-        overhead = self._overhead()
+        overhead, passes = self._overhead(), cache(lambda rows: self.costs.target(rows, 1))
         joint = self.matches.joint(self._match, self._copies[-1])
-        for n in self._copies:
+        for n, copy, merged in zip(self._copies, self._copied, self._merged, strict=True):
             tokens = 1 + sum(joint[:n])
-            copy = Budget.chain(n)
-            yield Budget.split([copy, NOTHING]), tokens, self.costs.target(copy.rows, 1) + overhead
+            yield copy, tokens, passes(copy.rows) + overhead
             if not self._merges:
                 continue
-            for budget, more, _ in others:
-                both = Budget.split([copy, budget])
-                if self._most is None or both.rows <= self._most:
-                    yield both, tokens + (1 - joint[0]) * BESIDE * (more - 1), self._round(both, 1)
+            for budget, (more, _) in zip(merged, others, strict=True):
+                if self._most is None or budget.rows <= self._most:
+                    seconds = passes(budget.rows) + overhead + self._drafting(budget)
+                    yield budget, tokens + (1 - joint[0]) * BESIDE * (more - 1), seconds
 
     def _overhead(self) -> float:
         return self.costs.round(Budget.chain(0), 1) - self.costs.target(1, 1)
@@ -105,8 +109,8 @@ class BesideControl(AdaptiveControl):
 
     def _probes(self, batch: int) -> Sequence[Budget]:
         if batch > 1:
-            return self._chains
-        return [Budget.split([NOTHING, chain]) for chain in self._both._chains]
+            return self.chains
+        return self._alone[: len(self._second.chains)]
 
     def _with_floors(self, best: Budget, speed: float, plain: float, batch: int) -> Budget:
         if not best.parts:

@@ -79,6 +79,9 @@ class AdaptiveControl:
         width: of these trees.
         slack: share of plain decoding's seconds that drafting may cost for as long as it does not pay.
         trial: plain rounds that may be lost beyond it.
+
+    Attributes:
+        chains: the chains to choose from, shallowest first.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class AdaptiveControl:
         self.costs, self.slack, self.trial = costs, slack, trial
         self.tracker, self.word = Tracker(), Word()
         self.lost = 0.0  # the account, in plain rounds of one text
-        self._chains = [Budget.chain(k) for k in range(1, depth + 1)]
+        self.chains = [Budget.chain(k) for k in range(1, depth + 1)]
         depths = sorted({(depth + 1) // 2, depth}) if depth else []
         self._trees = [Budget(rows, d, width) for d in depths for rows in sorted(tree_rows)]
         self._learn = getattr(costs, "learn", None)
@@ -184,7 +187,7 @@ class AdaptiveControl:
 
     def _probes(self, batch: int) -> Sequence[Budget]:
         """What is tried then, the first that could pay."""
-        return self._chains
+        return self.chains
 
     def _could_pay(self, budget: Budget, batch: int, plain: float) -> bool:
         """Whether it would, were everything accepted."""
@@ -197,16 +200,16 @@ class AdaptiveControl:
 
     def _expected(self, batch: int) -> Iterable[tuple[Budget, float, float]]:
         """Each budget with the tokens it should yield a text and the seconds it should take."""
-        return self._ways(self.tracker, batch)
+        return self.ways(self.tracker, batch)
 
-    def _ways(self, tracker: Tracker, batch: int) -> Iterable[tuple[Budget, float, float]]:
+    def ways(self, tracker: Tracker, batch: int) -> Iterable[tuple[Budget, float, float]]:
         """All chains and trees, by what a tracker has seen."""
         shares = tracker.shares()
-        worth = [(share, *_chain_worth(voice, len(self._chains), tracker.drawn(False))) for share, voice in shares]
+        worth = [(share, *_chain_worth(voice, len(self.chains), tracker.drawn(False))) for share, voice in shares]
         plain_rows = self.costs.target(1, batch)
         overhead = self.costs.round(PLAIN, batch) - plain_rows
-        for at, budget in enumerate(self._chains):
-            tokens, seconds = 0.0, batch * self.costs.draft(budget.depth, 1) + overhead
+        for at, budget in enumerate(self.chains):
+            tokens, seconds = 0.0, batch * self._drafting(budget) + overhead
             for share, joint, reach in worth:
                 tokens += share * (1 + sum(joint[: at + 1]))
                 if batch > 1:  # the longest draft of all texts sets the rows
@@ -223,7 +226,7 @@ class AdaptiveControl:
                 tokens = sum(share * gain[min(tree.rows - 1, len(gain) - 1)] for share, gain in gains)
                 silent = sum(share for share, voice in shares if voice.silent) if batch == 1 else 0.0
                 saved = silent * (self.costs.target(tree.rows, batch) - plain_rows)
-                yield tree, tokens, self.costs.round(tree, batch) - saved
+                yield tree, tokens, self._round(tree, batch) - saved
 
 
 def _chain_worth(voice: Voice, depth: int, drawn: bool) -> tuple[list[float], list[float]]:

@@ -37,14 +37,17 @@ def make(
         return None
     _, other = _parts(drafter)
     table = stored_costs(target, other or drafter, prompt)
-    return choose(drafter, LiveCosts(table) if seed is None else table, budget)
+    return choose(drafter, LiveCosts(table) if seed is None else table, budget, trees=not target.by_place)
 
 
-def choose(drafter: Drafter, costs: Costs, budget: Budget | None = None) -> AdaptiveControl | None:
+def choose(
+    drafter: Drafter, costs: Costs, budget: Budget | None = None, *, trees: bool = True
+) -> AdaptiveControl | None:
     """The control for a drafter by given costs: of lookup and another drafter, those of the other.
 
     Args:
         budget: see :func:`make`.
+        trees: whether the target reads any.
     """
     if drafter.lookahead == 0:
         return None
@@ -56,9 +59,9 @@ def choose(drafter: Drafter, costs: Costs, budget: Budget | None = None) -> Adap
         if budget is not None:
             chains = [chain for chain in chains if chain.rows <= budget.rows] or [budget]
         return RidingControl(costs, chains)
-    rows: tuple[int, ...] = TREE_ROWS
+    rows: tuple[int, ...] = TREE_ROWS if trees else ()
     if budget is not None:
-        rows = tuple(n for n in TREE_ROWS if n <= budget.rows) if budget.width > 1 else ()
+        rows = tuple(n for n in rows if n <= budget.rows) if budget.width > 1 else ()
     width = TREE_WIDTH if budget is None else max(budget.width, 2)
     if lookup is None:
         return AdaptiveControl(costs, depth, tree_rows=rows, width=width)
@@ -68,7 +71,7 @@ def choose(drafter: Drafter, costs: Costs, budget: Budget | None = None) -> Adap
         copies=min(lookup.lookahead, depth),
         other=0 if other is None else min(other.lookahead, depth),
         name=drafter.names[0] if isinstance(drafter, Several) else "",
-        merges=isinstance(drafter, Merged),
+        merges=trees and isinstance(drafter, Merged),
         rows=None if budget is None else budget.rows,
         tree_rows=rows,
         width=width,

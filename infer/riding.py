@@ -25,12 +25,12 @@ class RidingControl(AdaptiveControl):
 
     def __init__(self, costs: Costs, chains: Sequence[Budget], *, slack: float = SLACK, trial: float = TRIAL) -> None:
         super().__init__(costs, max((chain.depth for chain in chains), default=0), slack=slack, trial=trial)
-        self._chains = list(chains)
+        self.chains = list(chains)
         self._laid = 0  # how deep the round before allows a draft to be
 
-    def _ways(self, tracker: Tracker, batch: int) -> Iterable[tuple[Budget, float, float]]:
+    def ways(self, tracker: Tracker, batch: int) -> Iterable[tuple[Budget, float, float]]:
         shares = tracker.shares()
-        for chain in self._chains:
+        for chain in self.chains:
             tokens = 1.0
             for share, voice in shares:
                 chance = 1.0
@@ -40,7 +40,10 @@ class RidingControl(AdaptiveControl):
                     tokens += share * reach * chance
             yield chain, tokens, self.costs.round(chain, batch)
 
+    def _choose(self, batch: int) -> Budget:
+        self._laid = self._asked.depth  # once a round, however many texts there are
+        return super()._choose(batch)
+
     def _count(self, asked: Budget, draft: Draft, path: Sequence[int]) -> None:
-        laid, self._laid = self._laid, asked.depth
-        if asked.depth == 0 or laid:
-            super()._count(asked.within(laid), draft, path)
+        if asked.depth == 0 or self._laid:
+            super()._count(asked.within(self._laid), draft, path)

@@ -23,7 +23,8 @@ class HeadsDrafter:
     """Drafts with heads; their state follows the committed text.
 
     What is committed, the prompt too, waits until a draft is asked for and is then read in one pass: rounds without a
-    draft or with another drafter's, which look-ahead control may choose, do not pay for heads that they do not use.
+    draft or with another drafter's, which look-ahead control may choose, do not pay for heads that they do not use. The
+    prompt's taps are held until then, or until ``PENDING`` tokens more have been committed.
 
     Args:
         heads: on the target that decodes (``drafters.make`` checks that it is).

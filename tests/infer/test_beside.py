@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,8 +187,30 @@ def test_which_drafters_get_it(kind: str, merges: bool | None, monkeypatch: pyte
 
     monkeypatch.setattr(controls, "stored_costs", stored)
     drafter = drafter_of(kind)
-    made = controls.make(None, drafter, torch.ones(1, 1), seed=1)  # type: ignore[arg-type]
+    target: Any = SimpleNamespace(by_place=None)
+    made = controls.make(target, drafter, torch.ones(1, 1), seed=1)
     assert type(made) is (AdaptiveControl if merges is None else BesideControl)
     if isinstance(made, BesideControl):
         assert made._merges == merges
         assert priced == [drafter if kind == "lookup" else drafter.parts[1]]  # type: ignore[attr-defined]
+
+
+def test_a_draft_of_both_takes_no_longer_than_the_other_can_draft() -> None:
+    """Texts decoded together are given whole budgets, up to 13 deep; the other drafter, 3 deep, is what takes time."""
+    watched = control()
+    seconds = {budget.depth: seconds for budget, _, seconds in watched._expected(4) if budget.width == 1}
+    rows = {depth: TABLE.target(depth + 1, 4) for depth in seconds}
+    assert max(seconds) == 13
+    assert seconds[13] - seconds[3] < rows[13] - rows[3] + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["other", "merged", "first"])
+def test_targets_that_read_chains_only_are_given_no_trees(kind: str) -> None:
+    made = controls.choose(drafter_of(kind), CHEAP, trees=False)
+    assert made is not None and controls.choose(drafter_of(kind), CHEAP) is not None
+    ways = list(made._expected(1))
+    if isinstance(made, BesideControl):
+        made.budget(1, 5)
+        ways += list(made._expected(1))
+    assert all(budget.width == 1 for budget, _, _ in ways)
+    assert any(budget.width > 1 for budget, _, _ in controls.choose(drafter_of(kind), CHEAP)._expected(1))  # type: ignore[union-attr]

@@ -139,7 +139,7 @@ def test_a_seeded_control_reads_no_clock(cache: Path, monkeypatch: pytest.Monkey
     assert isinstance(seeded.costs, CostTable) and isinstance(free.costs, LiveCosts)
     assert controls.make(target, NoDrafter(), IDS) is None
     bounded = controls.make(target, drafter, IDS, seed=3, budget=Budget.chain(1))
-    assert bounded is not None and bounded._chains == [Budget.chain(1)] and not bounded._trees
+    assert bounded is not None and bounded.chains == [Budget.chain(1)] and not bounded._trees
 
 
 def test_the_same_seed_gives_the_same_text_and_greedy_text_is_the_targets(cache: Path) -> None:

@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 import infer
 from heads.draft import Draft
 from heads.grow import Budget
+from heads.target import Target
 from infer import controls
 from infer.control import SLACK, TRIAL
 from infer.costs import measure_costs
 from infer.drafters import FirstToSpeak, HeadsDrafter, LookupDrafter
+from infer.drafters import make as make_drafter
 from infer.lookahead import CostTable
 from infer.metrics import Round
 from infer.riding import RidingControl
 from tests.heads.inside import small_mtp
+from tests.heads.small import small_heads
 from tests.infer.test_mtp import PROMPT, greedy, riding, target_of
+from tests.tiny import tiny_model
 
 USUAL = [Budget(rows=(depth + 1) ** 2, depth=depth) for depth in (1, 2, 3)]
 TABLE = CostTable(rows={1: 1.0, 4: 1.05, 9: 1.15, 16: 1.3}, drafts={(1, 1): 0.01, (3, 1): 0.02}, context=1)
@@ -112,7 +116,7 @@ def test_which_budgets_are_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(drafter: Any, budget: Budget | None = None) -> list[int]:
         control = controls.make(heads.heads.target, drafter, PROMPT, seed=1, budget=budget)
         assert isinstance(control, RidingControl)
-        return [chain.rows for chain in control._chains]
+        return [chain.rows for chain in control.chains]
 
     assert made(heads) == [4, 9, 16]
     assert made(FirstToSpeak([LookupDrafter(lookahead=2), heads])) == [4, 9, 16]
@@ -124,3 +128,25 @@ def test_costs_are_of_the_passes_that_its_masks_ride_in() -> None:
     heads = HeadsDrafter(small_mtp(target_of("llama")))
     costs = measure_costs(heads.heads.target, heads, PROMPT, rows=(1, 2), repeats=1)
     assert sorted(costs.rows) == [1, 2, 4, 16] and sorted(costs.drafts) == [(1, 1), (3, 1)]
+
+
+def test_texts_decoded_together_are_each_held_against_the_masks_of_the_round_before() -> None:
+    control = RidingControl(TABLE, USUAL)
+    for laid in (0, 1):
+        asked = [control.budget(3) for _ in range(3)]
+        for budget in asked:
+            assert budget.depth
+            draft = Draft.chain(range(min(budget.depth, laid)))
+            control.observe(draft, list(range(len(draft))), Round(len(draft), laid, len(draft), 1 + len(draft)))
+    assert [voice.silent for voice in control.tracker.voices.values()] == [False]
+
+
+def test_a_target_that_reads_chains_only_is_drafted_for_with_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALiBi: a tree's rows would be at wrong places, and the target refuses them."""
+    monkeypatch.setattr(controls, "stored_costs", lambda *_: TABLE)
+    target = Target(tiny_model("falcon", alibi=True), name="tiny/falcon")
+    made, text = small_heads("eagle", target, taps=(1, 2, 3)), greedy(target.model)
+    for spec in ("heads", "lookup|heads"):
+        drafts = make_drafter(spec, made, target)
+        out = infer.generate(target.model, PROMPT, drafts, control="auto", seed=1, max_new_tokens=20, do_sample=False)
+        assert torch.equal(out.sequences, text) and any(r.proposed for r in out.stats.log)

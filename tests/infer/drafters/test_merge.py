@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heads.draft import Draft
-from heads.grow import Budget, Sampler
-from infer.drafters import Merged, NoDrafter
+from heads.grow import NOTHING, Budget, Sampler
+from infer.drafters import FirstToSpeak, Merged, NoDrafter
 from infer.drafters import merge as module
 from infer.drafters.merge import merge, part_of
 from infer.verify import Chooser, Rule, token, traversal
@@ -197,6 +197,16 @@ def test_rows_are_shared_by_look_ahead_or_weight() -> None:
     assert rows(Budget(rows=13, depth=3, width=4), Filling(0, 4), Filling(100, 4)) == [6, 6]
     assert rows(Budget(rows=13, depth=3, width=4), Filling(0, 4), Filling(100, 4), weights=(3, 1)) == [9, 3]
     assert rows(Budget.static([(0,), (1,), (2,), (3,)]), Filling(0), Filling(100)) == [2, 2]
+
+
+def test_a_split_budget_gives_each_its_own() -> None:
+    split = Budget.split([Budget.chain(2), Budget(rows=6, depth=2, width=3)])
+    assert rows(split, Filling(0, 8), Filling(100, 4)) == [2, 5]
+    assert rows(Budget.split([NOTHING, Budget.chain(3)]), Filling(0, 8), Filling(100, 4)) == [0, 3]
+    first = FirstToSpeak([Filling(0, 8), Filling(100, 4)], ["0", "1"])
+    assert first.propose(Budget.split([NOTHING, Budget.chain(3)]), None).sources == ("1",) * 3
+    with pytest.raises(ValueError, match="split in 3 does not fit 2"):
+        first.propose(Budget.split([NOTHING, NOTHING, Budget.chain(1)]), None)
 
 
 def test_what_one_leaves_goes_to_those_behind_it() -> None:
