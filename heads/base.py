@@ -82,6 +82,10 @@ class DraftHeads(nn.Module, ABC):
     def default_options(cls, target: Target) -> dict[str, Any]:
         """Every option of the kind with its default for a target."""
 
+    def passes(self, depth: int) -> int:
+        """How often their layers run, one run waiting for the other, to draft a chain of ``depth`` tokens."""
+        return depth
+
     @abstractmethod
     def initialize(self) -> None:
         """Give fresh weights their starting values, from the target where that helps."""

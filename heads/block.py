@@ -81,6 +81,10 @@ class Block(DraftHeads):
         """Those of eagle, so that one cache of the target's states serves both; never the last layer's output."""
         return Eagle.default_taps(target)
 
+    def passes(self, depth: int) -> int:
+        """A block is drafted at once."""
+        return 1
+
     @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """Layers take the shape of the target's own; the mask is a token that texts do not use."""

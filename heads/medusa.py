@@ -62,6 +62,10 @@ class Medusa(DraftHeads):
             nn.Linear(width, rows, bias=False) for _ in range(config.lookahead if config.options["own_output"] else 0)
         )
 
+    def passes(self, depth: int) -> int:
+        """All heads read one state."""
+        return 1
+
     @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """Nothing depends on the target."""

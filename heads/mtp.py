@@ -83,6 +83,10 @@ class Mtp(DraftsInside):
         self.masks = nn.Parameter(torch.zeros(config.lookahead, width))
         self.sampler = Conditional(width, o["sampler_size"], o["rms_norm_eps"])
 
+    def passes(self, depth: int) -> int:
+        """None of their own: masks ride in the pass that verifies."""
+        return 0
+
     @classmethod
     def default_options(cls, target: Target) -> dict[str, Any]:
         """All linear layers are adapted."""

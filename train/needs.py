@@ -14,6 +14,7 @@ from data.pack import plan
 from heads.base import DraftHeads
 from train.batches import split_step
 from train.cache import CacheSpec
+from train.cache_wider import wider
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.estimate import stored_bytes
@@ -111,7 +112,9 @@ class DiskNeeds:
         cls, config: RunConfig, heads: DraftHeads, caches: Sequence[tuple[str, CacheSpec, Path]], prepared: int
     ) -> DiskNeeds:
         """See the class."""
-        missing = {name: spec.missing_bytes(folder) for name, spec, folder in caches}
+        missing = {
+            name: 0 if wider(spec, folder.parent) else spec.missing_bytes(folder) for name, spec, folder in caches
+        }
         found = {name: spec.bytes - missing[name] for name, spec, _ in caches}
         written = _heads_bytes(heads)
         evaluated = bool(config.eval.conversations or config.eval.prompts)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heads.draft import Draft
-from heads.grow import NOTHING, Budget, Sampler, grow
+from heads.grow import Budget, Sampler, grow
 
 VOCAB = 6
 Path = tuple[int, ...]
@@ -288,18 +288,3 @@ def test_broken_logits_draft_badly_instead_of_crashing(
     assert set(draft.tokens) <= set(ids.tolist())
     for q in draft.q:
         assert q is None or (bool(torch.isfinite(q).all()) and float(q.sum()) == pytest.approx(1, abs=1e-6))
-
-
-def test_a_budget_for_each_of_several_drafters() -> None:
-    both = Budget.split([Budget.chain(4), Budget(rows=8, depth=2, width=3)])
-    assert (both.rows, both.depth, both.width) == (12, 4, 3)  # the root is one row of all
-    assert both.within(3).parts == (Budget.chain(3), Budget(rows=8, depth=2, width=3))
-    assert both.within(1).parts == (Budget.chain(1), Budget(rows=8, depth=1, width=3))
-    assert both.fit(6).parts == (Budget.chain(4), Budget(rows=2, depth=1, width=3)) and both.fit(6).rows == 6
-    assert both.fit(3).parts == (Budget.chain(2), Budget(rows=1, depth=0, width=3)) and both.fit(3).rows == 3
-    assert both.fit(12) is both and both.within(4) is both
-    one = Budget.split([Budget.chain(4), NOTHING])
-    assert (one.rows, one.depth, one.width) == (5, 4, 1)
-    assert Budget.split([Budget.chain(1), Budget.chain(2)]).width == 2  # two chains are a tree
-    none = Budget.split([NOTHING, NOTHING])
-    assert (none.rows, none.depth, none.width) == (1, 0, 1)

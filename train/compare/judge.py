@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from heads.base import DraftHeads
 from heads.store import weights_digest
 from heads.target import Target
 from infer.evaluate import Question
 from infer.metrics import pooled
 from train.compare.kept import Kept
+from train.compare.price import price
 from train.compare.score import DECODED, Contestant, Plan, Score, of_heads, score
 
 
@@ -37,6 +40,7 @@ class Judge:
             "depth": self.depth,
             "heats": plan.temperatures,
             "trees": plan.trees,
+            "decoded": plan.decoded,
             "new": plan.settings.max_new_tokens,
             "seed": plan.settings.seed,
             **of,
@@ -48,6 +52,12 @@ class Judge:
         heads = DraftHeads.from_pretrained(folder, self.target)
         of = {"heads": weights_digest(folder), "config": heads.config.to_dict()}
         return self.score(name, of_heads(heads, self.depth), questions, of, plan)
+
+    def price(self, folder: Path, question: Question, decoded: Sequence[str]) -> dict[str, Any]:
+        """What heads in a folder cost beside the target, behind a prompt; timed, so nothing is kept."""
+        heads = DraftHeads.from_pretrained(folder, self.target).eval()
+        with torch.inference_mode():
+            return price(self.target, heads, of_heads(heads, self.depth).deepest, question.ids, decoded)
 
     def worth(self, name: str, folder: Path, questions: Sequence[Question]) -> float:
         """Accepted drafts a round of heads, greedy, the mean of a chain's and a tree's."""

@@ -8,7 +8,8 @@ from typing import Any
 
 def tables(report: Mapping[str, Any]) -> str:
     """What was accepted, how many times as much that is, by category, and at which rates."""
-    made = (_scores(report), _times(report), _by_category(report), _rates(report), _checks(report), _own(report))
+    parts = (_scores, _prices, _times, _by_category, _rates, _checks, _own)
+    made = [part(report) for part in parts]
     return "\n\n".join("\n".join(part) for part in made if part)
 
 
@@ -19,16 +20,33 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _scores(report: Mapping[str, Any]) -> list[str]:
     rows = []
     for name, arm in report["arms"].items():
-        cells = [_interval(_block(arm, column)["loop_free_tokens_per_round"]) for column in report["columns"]]
+        cells = [_interval(block(arm, column)["loop_free_tokens_per_round"]) for column in report["columns"]]
         trained = arm.get("training") or {}
         rows.append([name, *cells, _number(trained.get("tokens")), _number(trained.get("seconds"))])
     return _table(["τ, loop-free [95% over prompts]", *report["columns"], "tokens seen", "seconds of training"], rows)
 
 
-def _block(arm: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+def block(arm: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    """An arm's figures under a column ("tree 32, T=0")."""
     budget, _, heat = column.partition(", T=")
     found: Mapping[str, Any] = arm["greedy"][budget] if float(heat) == 0 else arm["decoded"][f"{budget} T={heat}"]
     return found
+
+
+def _prices(report: Mapping[str, Any]) -> list[str]:
+    """Weights and times, and the speed that they allow."""
+    names = report["decoded"]
+    rows = []
+    for name, arm in report["arms"].items():
+        if "price" not in arm:
+            continue
+        cost = arm["price"]
+        shares = [f"{cost[what][budget]:.2f}" for what in ("draft", "pass") for budget in names]
+        speeds = [f"{cost['speedup'][column]:.2f}" for column in report["columns"]]
+        rows.append([name, f"{cost['parameters'] / 1e6:.1f} M", f"{cost['passes']}", *shares, *speeds])
+    head = ["in plain passes of the target", "parameters", "passes a chain"]
+    head += [f"draft, {budget}" for budget in names] + [f"target's pass, {budget}" for budget in names]
+    return _table([*head, *(f"speed-up at most, {column}" for column in report["columns"])], rows) if rows else []
 
 
 def _times(report: Mapping[str, Any]) -> list[str]:
@@ -46,7 +64,7 @@ def _times(report: Mapping[str, Any]) -> list[str]:
 
 
 def _by_category(report: Mapping[str, Any]) -> list[str]:
-    column = report["columns"][1]  # the tree at the first temperature
+    column = report["columns"][len(report["decoded"]) - 1]  # the last budget at the first temperature
     trained = {name: arm["by_category"][column] for name, arm in report["arms"].items()}
     categories = list(next(iter(trained.values())))
     if len(categories) < 2:
@@ -107,8 +125,9 @@ def page(title: str, report: Mapping[str, Any], shown: str) -> str:
         f"{report['max_new_tokens']} new tokens each; {report['machine']}. Seeds: {report['train_seed']} of training, "
         f"{report['seed']} of sampling. {versions}.\n\n"
         "τ: tokens per round, the target's own included, the prefill's left out, rounds inside loops of the text left "
-        "out. Chains have 7 drafts (8 rows of the target's pass), trees 31 (32 rows). Greedy figures are walked along "
-        "the target's text and really decoded on the checked prompts; sampled ones are really decoded on all.\n\n"
+        "out. A chain of K drafts takes K + 1 rows of the target's pass, a tree as many as it is named for. Times are "
+        "of this machine, and the speed-up they allow leaves out the loop's own. Greedy figures are walked along the "
+        "target's text and really decoded on the checked prompts; sampled ones are really decoded on all.\n\n"
         f"{shown}\n\n{pictures}\n\n"
         "The first command makes all of this; what stands below it is what it ran, each arm by itself.\n\n"
         "```bash\n" + "\n".join(commands) + "\n```\n"

@@ -24,7 +24,7 @@ from train.compare.kept import Figures, Kept
 
 CHAINS = (1, 2, 3, 4, 5, 6, 7)
 TREES = (2, 4, 8, 16, 32, 64)
-DECODED = ("chain 7", "tree 32")  # really, of 8 and of 32 rows
+DECODED = ("chain 7", "tree 32")  # really, of 8 and of 32 rows, where nothing else is asked for
 NOTHING, LOOKUP, ITSELF = "no draft", "prompt lookup", "target itself"
 
 
@@ -47,12 +47,14 @@ class Plan:
         checked: on the first so many prompts greedy decoding is real beside the walks (None for all); sampled, which
             cannot be walked, it is real on all.
         trees: rows of the trees that are of interest.
+        decoded: budgets that are really decoded, by name.
     """
 
     settings: Settings
     temperatures: tuple[float, ...]
     checked: int | None = None
     trees: tuple[int, ...] = TREES
+    decoded: tuple[str, ...] = DECODED
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Score:
         return self.greedy[budget] if float(heat) == 0 else self.decoded[f"{budget} T={heat}"]
 
 
-def columns(temperatures: Sequence[float]) -> list[str]:
+def columns(temperatures: Sequence[float], decoded: Sequence[str] = DECODED) -> list[str]:
     """The figures that a comparison is about."""
-    return [f"{budget}, T={heat:g}" for heat in temperatures for budget in DECODED]
+    return [f"{budget}, T={heat:g}" for heat in temperatures for budget in decoded]
 
 
 def of_heads(heads: DraftHeads, depth: int) -> Contestant:
@@ -110,7 +112,8 @@ def controls(target: Target, depth: int, prompts: int) -> dict[str, Contestant]:
 
 def every_budget(deepest: int, trees: Sequence[int] = TREES) -> dict[str, Budget]:
     """All budgets by name, no deeper than a drafter can draft."""
-    chains = {f"chain {depth}": Budget.chain(min(depth, deepest)) for depth in CHAINS}
+    # rows that a short chain leaves are for heads that draft inside the pass, whose own rows count in a budget
+    chains = {f"chain {depth}": Budget(depth + 1, min(depth, deepest)) for depth in CHAINS}
     return chains | {f"tree {rows}": Budget(rows, deepest, TREE_WIDTH) for rows in trees}
 
 
@@ -150,7 +153,7 @@ def _figures(
     if not contestant.deepest:  # every budget is the same
         greedy = dict.fromkeys(every, really(0.0, Budget.chain(0)))
         plain = {heat: really(heat, Budget.chain(0)) for heat in heats}
-        return greedy, {f"{key} T={heat:g}": plain[heat] for heat in heats for key in DECODED}
+        return greedy, {f"{key} T={heat:g}": plain[heat] for heat in heats for key in plan.decoded}
     if inside_of(drafter) is None:
         cold = Settings(plan.settings.max_new_tokens, 0.0, plan.settings.seed)
         chain, tree = every[f"chain {max(CHAINS)}"].depth, every[f"tree {max(plan.trees)}"]
@@ -161,7 +164,7 @@ def _figures(
         }
     else:
         greedy = {key: really(0.0, budget) for key, budget in every.items()}
-    return greedy, {f"{key} T={heat:g}": really(heat, every[key]) for heat in heats for key in DECODED}
+    return greedy, {f"{key} T={heat:g}": really(heat, every[key]) for heat in heats for key in plan.decoded}
 
 
 def agreement(found: Score) -> Mapping[str, tuple[float, float]]:

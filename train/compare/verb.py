@@ -18,11 +18,12 @@ from train.assemble import find_recipe
 from train.compare import own_engine
 from train.compare.arms import Arm, Course, Taught, again, taught
 from train.compare.judge import Judge
-from train.compare.page import page, tables
+from train.compare.page import block, page, tables
 from train.compare.plots import draw
+from train.compare.price import ceilings
 from train.compare.rates import Try, choose, train_all
 from train.compare.report import figures, held
-from train.compare.score import Plan, columns, controls
+from train.compare.score import DECODED, Plan, columns, controls, every_budget
 from train.launch import start
 from train.output import write_whole
 from train.peers.environments import PEERS, default_root, python_of
@@ -53,6 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--sample", type=positive, metavar="N", help="also the first N of the held-out sample, before --prompts")
     add("--depth", type=positive, default=7, help="deepest draft (default: %(default)s)")
     add("--temperatures", type=numbers(temperature), default=[0.0, 1.0], metavar="T,…", help="(default: 0,1)")
+    which = "budgets that are really decoded, of the figures that count (default: %(default)s)"
+    add("--decoded", type=budgets, default=",".join(DECODED), metavar="BUDGET,…", help=which)
     real = "greedy decoding is real on the first N prompts, to check the walks that the figures are from (all)"
     add("--checked", type=positive, metavar="N", help=real)
     add("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
@@ -89,7 +92,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         tried = train_all(arms, args.rates, course)
         target = Target.load(base.target.name, dtype=getattr(torch, args.dtype), device=course.accelerator.device)
         settings = Settings(args.max_new_tokens, 0.0, args.seed)
-        judge = Judge(target, args.runs / "scores", args.depth, Plan(settings, tuple(args.temperatures), args.checked))
+        plan = Plan(settings, tuple(args.temperatures), args.checked, decoded=args.decoded)
+        judge = Judge(target, args.runs / "scores", args.depth, plan)
         choosing = ask(others(prompts, args.rate_prompts), target.tokenizer()) if args.rates else []
         best, tried = choose(tried, lambda one: judge.worth(one.arm.name, one.done.heads, choosing))
         made = {name: one.done for name, one in best.items()} | _longer(best, course, args.seconds)
@@ -97,9 +101,13 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         scores = {name: judge.of_heads(name, done.heads, questions) for name, done in made.items()}
         scores |= {name: judge.score(name, one, questions, {"control": name}) for name, one in apart.items()}
         own = _own_engines(best, made, course, target, questions, args)
-        report = figures(scores, made, tried, list(apart), columns(args.temperatures)) | _asked(args, questions, target)
+        prices = {name: judge.price(done.heads, questions[0], args.decoded) for name, done in made.items()}
+        counting = columns(args.temperatures, args.decoded)
+        report = figures(scores, made, tried, list(apart), counting) | _asked(args, questions, target)
         for name, found in own.items():
             report["arms"][name]["own_engine"] = found
+        for name, one in prices.items():
+            report["arms"][name]["price"] = one | {"speedup": ceilings(one, _taus(report, name))}
         report["train_seed"], report["at_least"] = base.train.seed, held(report, wanted)
         report["ok"] = all(all(one["met"].values()) for one in report["at_least"].values())
         shown = tables(report)
@@ -107,6 +115,24 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         write_json(partial / "report.json", report)
         write_whole(partial / "README.md", page(args.out.name, report, shown))
     return report, f"{shown}\n\nreport, tables and pictures: {args.out}"
+
+
+def budgets(text: str) -> tuple[str, ...]:
+    """Names of budgets, apart by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such budget.
+    """
+    names, known = tuple(word.strip() for word in text.split(",")), every_budget(1)
+    if wrong := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: budgets are {', '.join(known)}")
+    return names
+
+
+def _taus(report: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Tokens per round by column."""
+    arm = report["arms"][name]
+    return {column: block(arm, column)["loop_free_tokens_per_round"]["value"] for column in report["columns"]}
 
 
 def _wanted(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
@@ -173,4 +199,5 @@ def _asked(args: argparse.Namespace, questions: Sequence[Question], target: Targ
         "seconds": args.seconds,
         "depth": args.depth,
         "checked": args.checked,
+        "decoded": list(args.decoded),
     }

@@ -73,6 +73,17 @@ def test_arms_of_every_source(recipes: Path, in_process: list[list[str]], capsys
     assert (own["prompts"], own["rounds"], own["accepted"]) == (3, 9, 18), "nine tokens a prompt, in threes"
     text = (out / "README.md").read_text()
     assert "| theirs | 3.00 [3.00, 3.00] |" in text
+    prices = {name: report["arms"][name]["price"] for name in ("ours", "medusa", "theirs")}
+    assert {name: one["passes"] for name, one in prices.items()} == {"ours": 4, "medusa": 1, "theirs": 4}
+    assert all("price" not in report["arms"][name] for name in ("no draft", "prompt lookup", "target itself"))
+    for name, one in prices.items():
+        for column in report["columns"]:
+            budget, heat = column.split(", T=")
+            found = report["arms"][name]["greedy" if heat == "0" else "decoded"]
+            tau = found[budget if heat == "0" else f"{budget} T=1"]["loop_free_tokens_per_round"]["value"]
+            whole = one["draft"][budget] + one["pass"][budget]
+            assert one["speedup"][column] == pytest.approx(tau / whole) and min(one["draft"][budget], tau) > 0
+    assert "| in plain passes of the target | parameters | passes a chain |" in text
     assert "accepted drafts a round: ours over" in shown and "accepted drafts a round: ours over" in text
     assert "teach.py economize --steps 6 --lr 0.5 --set" in text and "![training.png](training.png)" in text
 
@@ -111,6 +122,7 @@ def test_equal_seconds_train_once_more(recipes: Path, in_process: list[list[str]
         (["--arm", "a=peer:economize@optimizer=muon"], "optimizer may be muon, with speculators"),
         (["--arm", "a=recipe:quickstart.yaml@train.lrr=1"], "did you mean train.lr?"),
         (["--arm", "a=heads:x", "--at-least", "a=1"], "the arms behind the first are none"),
+        (["--arm", "a=heads:x", "--decoded", "chain 7,tree 33"], "tree 33: budgets are chain 1, chain 2"),
         (["--arm", "a=heads:x", "--arm", "b=heads:y", "--at-least", "b"], "write NAME=TIMES, as in dflash=1.1"),
     ],
 )

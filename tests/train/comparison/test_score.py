@@ -8,6 +8,7 @@ import torch
 from infer.evaluate import Question, Settings
 from infer.walk import walk
 from tests.heads.small import random_ids, small_heads, small_target
+from train.compare.price import ceilings, price
 from train.compare.score import CHAINS, TREES, Plan, agreement, columns, controls, every_budget, of_heads, score
 
 
@@ -33,6 +34,7 @@ def test_heads_are_asked_no_deeper_than_they_can() -> None:
     budgets = every_budget(2)
     assert (budgets["chain 1"].depth, budgets["chain 7"].depth, budgets["tree 32"].depth) == (1, 2, 2)
     assert budgets["tree 32"].rows == 32
+    assert (budgets["chain 7"].rows, budgets["chain 7"].width) == (8, 1), "rows that masks of mtp heads may take"
 
 
 def test_what_is_drafted_inside_a_pass_cannot_be_walked() -> None:
@@ -54,6 +56,35 @@ def test_only_checked_prompts_are_really_decoded_greedily() -> None:
     }  # fmt: skip
     assert [len(found.of(column)) for column in columns(plan.temperatures)] == [2, 2, 2, 2]
     assert found.of("chain 7, T=1") == found.decoded["chain 7 T=1"] != found.of("chain 7, T=0")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_other_budgets_may_be_the_ones_that_count(kind: str) -> None:
+    target = small_target(layers=4)
+    plan = Plan(Settings(8), (0.0, 1.0), decoded=("chain 1", "chain 3", "tree 8"))
+    found = score(
+        target, of_heads(small_heads(kind, target, lookahead=2), 5), [Question("one", "all", random_ids(6))], plan, kind
+    )
+    assert list(found.decoded) == [f"{budget} T={heat}" for heat in (0, 1) for budget in plan.decoded]
+    assert columns((1.0,), plan.decoded) == ["chain 1, T=1", "chain 3, T=1", "tree 8, T=1"]
+    assert found.of("tree 8, T=1") == found.decoded["tree 8 T=1"]
+    for walked, decoded in agreement(found).values():
+        assert walked == decoded
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "passes"), [("medusa", 1), ("hydra", 3), ("eagle", 3), ("block", 1), ("mtp", 0)])
+def test_what_heads_cost_beside_the_target(kind: str, passes: int) -> None:
+    target = small_target(layers=4)
+    heads = small_heads(kind, target, lookahead=3)
+    found = price(target, heads, 3, random_ids(6), ("chain 1", "chain 7", "tree 8"))
+    stored = [value for value in heads.state_dict().values() if value.is_floating_point()]
+    assert (found["parameters"], found["passes"]) == (sum(value.numel() for value in stored), passes)
+    for name in ("chain 1", "chain 7", "tree 8"):
+        assert found["draft"][name] > 0 and found["pass"][name] >= 1, "a pass over more rows is never the cheaper one"
+        assert found["round"][name] == pytest.approx(found["draft"][name] + found["pass"][name])
+    assert ceilings(found, {"tree 8, T=1": 3.0}) == {"tree 8, T=1": 3.0 / found["round"]["tree 8"]}
 
 
 @torch.no_grad()
