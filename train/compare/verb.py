@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=positive, default=7, help="deepest draft (default: %(default)s)")
     add("--temperatures", type=numbers(temperature), default=[0.0, 1.0], metavar="T,…", help="(default: 0,1)")
     which = "budgets that are really decoded, of the figures that count (default: %(default)s)"
-    add("--decoded", type=budgets, default=",".join(DECODED), metavar="BUDGET,…", help=which)
+    add("--decoded", default=",".join(DECODED), metavar="BUDGET,…", help=which)
     real = "greedy decoding is real on the first N prompts, to check the walks that the figures are from (all)"
     add("--checked", type=positive, metavar="N", help=real)
     add("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arms = [Arm.read(text) for text in args.arm]
     if len({arm.name for arm in arms}) < len(arms):
         raise ValueError("two arms have one name: give each its own")
-    wanted = _wanted(args.at_least, [arm.name for arm in arms])
+    wanted, decoded = _wanted(args.at_least, [arm.name for arm in arms]), _budgets(args.decoded)
     prompts, reporter = _prompts(args), Reporter(True)
     base = load(find_recipe(args.config), [f"--{word}" for word in args.set])
     with new_folder(args.out) as partial:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         tried = train_all(arms, args.rates, course)
         target = Target.load(base.target.name, dtype=getattr(torch, args.dtype), device=course.accelerator.device)
         settings = Settings(args.max_new_tokens, 0.0, args.seed)
-        plan = Plan(settings, tuple(args.temperatures), args.checked, decoded=args.decoded)
+        plan = Plan(settings, tuple(args.temperatures), args.checked, decoded=decoded)
         judge = Judge(target, args.runs / "scores", args.depth, plan)
         choosing = ask(others(prompts, args.rate_prompts), target.tokenizer()) if args.rates else []
         best, tried = choose(tried, lambda one: judge.worth(one.arm.name, one.done.heads, choosing))
@@ -101,9 +101,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         scores = {name: judge.of_heads(name, done.heads, questions) for name, done in made.items()}
         scores |= {name: judge.score(name, one, questions, {"control": name}) for name, one in apart.items()}
         own = _own_engines(best, made, course, target, questions, args)
-        prices = {name: judge.price(done.heads, questions[0], args.decoded) for name, done in made.items()}
-        counting = columns(args.temperatures, args.decoded)
+        prices = {name: judge.price(done.heads, questions[0], decoded) for name, done in made.items()}
+        counting = columns(args.temperatures, decoded)
         report = figures(scores, made, tried, list(apart), counting) | _asked(args, questions, target)
+        report["decoded"] = list(decoded)
         for name, found in own.items():
             report["arms"][name]["own_engine"] = found
         for name, one in prices.items():
@@ -117,15 +118,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return report, f"{shown}\n\nreport, tables and pictures: {args.out}"
 
 
-def budgets(text: str) -> tuple[str, ...]:
-    """Names of budgets, apart by commas.
-
-    Raises:
-        argparse.ArgumentTypeError: there is no such budget.
-    """
+def _budgets(text: str) -> tuple[str, ...]:
     names, known = tuple(word.strip() for word in text.split(",")), every_budget(1)
     if wrong := [name for name in names if name not in known]:
-        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: budgets are {', '.join(known)}")
+        raise ValueError(f"--decoded {', '.join(wrong)}: budgets are {', '.join(known)}")
     return names
 
 
@@ -199,5 +195,4 @@ def _asked(args: argparse.Namespace, questions: Sequence[Question], target: Targ
         "seconds": args.seconds,
         "depth": args.depth,
         "checked": args.checked,
-        "decoded": list(args.decoded),
     }
