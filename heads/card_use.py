@@ -48,8 +48,11 @@ def _medusa(config: HeadsConfig) -> Served:
 
 def _block(config: HeadsConfig) -> Served:
     name = "dspark" if config.options.get("markov_rank") else "dflash"
-    return Served(name, {"vllm": ""}, name)
+    engines = ["vllm"] if config.options.get("own_output") else ["vllm", "sglang"]
+    return Served(name, dict.fromkeys(engines, ""), name)
 
+
+BLOCKS = ("dflash", "dspark")  # how deep they draft stands in the folder
 
 SERVED: dict[str, Callable[[HeadsConfig], Served]] = {
     "eagle": _eagle,
@@ -128,10 +131,13 @@ def _vllm(target: str, folder: str, method: str, lookahead: int) -> str:
 
 
 def _sglang(target: str, folder: str, method: str, lookahead: int) -> str:
+    deep = (
+        f" --speculative-num-steps {lookahead} \\\n"
+        f"    --speculative-eagle-topk 1 --speculative-num-draft-tokens {lookahead + 1}"
+    )
     return (
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {method.upper()} \\\n"
-        f"    --speculative-draft-model-path {folder} --speculative-num-steps {lookahead} \\\n"
-        f"    --speculative-eagle-topk 1 --speculative-num-draft-tokens {lookahead + 1}"
+        f"    --speculative-draft-model-path {folder}{'' if method in BLOCKS else deep}"
     )
 
 

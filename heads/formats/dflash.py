@@ -1,8 +1,8 @@
 """DFlash's form: a few layers with normed queries and keys, target embedding and output matrix shared.
 
 Block heads have it where their slots draft the token of their own place (``shifted: false``) and where nothing else
-stands on the logits. An id l in ``target_layer_ids`` is transformers' hidden state l + 1, the output of layer l; the
-last one is never read, because transformers keeps it only after the final norm.
+stands on the logits; vLLM and SGLang load the same folder. An id l in ``target_layer_ids`` is transformers' hidden
+state l + 1, the output of layer l; the last one is never read, because transformers keeps it only after the final norm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from heads.base import DraftHeads
 from heads.formats.checkpoint import Checkpoint
 from heads.formats.compare import EMBEDDING, check_embedding
 from heads.formats.eagle_layer import check_taps, layer_config, shape, theta
-from heads.formats.format import Choice, Files, Format, FormatError, Plan, Request, engine_of, only_kind, stored
+from heads.formats.format import (
+    ENGINES,
+    Choice,
+    Files,
+    Format,
+    FormatError,
+    Plan,
+    Request,
+    engine_of,
+    only_kind,
+    stored,
+)
 from heads.formats.settings import Settings
 from heads.target import Target
 
@@ -58,7 +69,7 @@ def write(heads: DraftHeads, request: Request) -> Files:
         FormatError: other heads than block heads, or such as do what this form cannot hold.
     """
     only_kind(heads, "block", NAME, "its layers draft a block of masks in one pass, which these do not")
-    engine_of(request, ["vllm"], NAME)
+    engine_of(request, ENGINES, NAME)
     check_taps(heads)
     check_embedding_is_bare(heads)
     own, options = heads.config, heads.config.options
@@ -72,11 +83,11 @@ def write(heads: DraftHeads, request: Request) -> Files:
     }
     state = heads.state_dict()
     held = {theirs: stored(state[ours], request.dtype) for ours, theirs in names(options["layers"]).items()}
-    return Files(config, "model.safetensors", held, ("vllm",))
+    return Files(config, "model.safetensors", held, ENGINES)
 
 
 def check_embedding_is_bare(heads: DraftHeads) -> None:
-    """vLLM feeds the layers bare rows of the embedding, and no norm makes a scale on them good, as EAGLE-3's would.
+    """Engines feed the layers bare rows of the embedding, and no norm makes a scale on them good, as EAGLE-3's would.
 
     Raises:
         FormatError: the target does more with them.
@@ -194,4 +205,4 @@ def layer_taps(inner: Settings, target: Target) -> tuple[int, ...]:
     return tuple(i + 1 for i in ids)
 
 
-FORMAT = Format("DFlash's block heads for vLLM", write, recognises, read)
+FORMAT = Format("DFlash's block heads for vLLM and SGLang", write, recognises, read)

@@ -1,7 +1,8 @@
-"""DSpark's form, as vLLM loads it: DFlash's layers under a low-rank bias by the token before, perhaps a confidence.
+"""DSpark's form: DFlash's layers under a low-rank bias by the token before, perhaps a confidence.
 
-Block heads have it where their slots draft the token behind them. The output matrix is the target's, or one's own
-beside the map of a reduced vocabulary. vLLM's confidence has a bias; heads here have none, which is a zero there.
+Block heads have it where their slots draft the token behind them. The output matrix is the target's, which vLLM and
+SGLang load, or one's own, for vLLM alone, perhaps beside the map of a reduced vocabulary. The engines' confidence has a
+bias; heads here have none, which is a zero there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from heads.formats.checkpoint import Checkpoint
 from heads.formats.compare import EMBEDDING, check_embedding
 from heads.formats.draft_map import from_offsets, to_offsets
 from heads.formats.eagle_layer import check_taps
-from heads.formats.format import Choice, Files, Format, FormatError, Plan, Request, engine_of, only_kind, stored
+from heads.formats.format import (
+    ENGINES,
+    Choice,
+    Files,
+    Format,
+    FormatError,
+    Plan,
+    Request,
+    engine_of,
+    only_kind,
+    stored,
+)
 from heads.formats.settings import Settings
 from heads.target import Target
 
@@ -42,7 +54,7 @@ def write(heads: DraftHeads, request: Request) -> Files:
         FormatError: other heads than block heads, or such as do what this form cannot hold.
     """
     only_kind(heads, "block", NAME, "its layers draft a block of masks in one pass, which these do not")
-    engine_of(request, ["vllm"], NAME)
+    engine_of(request, ENGINES, NAME)
     check_taps(heads)
     dflash.check_embedding_is_bare(heads)
     _check_logits_are_bare(heads)
@@ -56,6 +68,11 @@ def write(heads: DraftHeads, request: Request) -> Files:
         raise FormatError(
             f"a draft vocabulary of {own.draft_vocab_size} over the target's output matrix has no dspark form: a "
             "reduced vocabulary comes with a matrix of its own there (own_output)"
+        )
+    if request.engine == "sglang" and options["own_output"]:
+        raise FormatError(
+            "SGLang's DSpark speaks through the target's output matrix and passes over one of the heads' own: train "
+            "with heads.options.own_output false, or export for vllm"
         )
     ids = [tap - 1 for tap in own.taps]
     config = dflash.block_config(heads, request) | {
@@ -77,15 +94,15 @@ def write(heads: DraftHeads, request: Request) -> Files:
         held[ZERO] = torch.zeros(1, dtype=request.dtype)
     if own.draft_vocab_size is not None:
         held |= to_offsets(heads.target_ids, own.vocab_size)
-    return Files(config, "model.safetensors", held, ("vllm",))
+    return Files(config, "model.safetensors", held, ("vllm",) if options["own_output"] else ENGINES)
 
 
 def _check_logits_are_bare(heads: DraftHeads) -> None:
     probe = torch.linspace(-9.0, 9.0, 7)
     if not torch.equal(heads.target.transform(probe), probe):
         raise FormatError(
-            f"{heads.target.name} caps or scales its logits, and so do block heads before they add their bias; vLLM's "
-            "dspark adds it to bare ones"
+            f"{heads.target.name} caps or scales its logits, and so do block heads before they add their bias; the "
+            "engines' dspark adds it to bare ones"
         )
 
 
@@ -139,4 +156,6 @@ def read(checkpoint: Checkpoint, target: Target, choice: Choice) -> Plan:
     )
 
 
-FORMAT = Format("DSpark's block heads for vLLM", write, recognises, read)
+FORMAT = Format(
+    "DSpark's block heads for vLLM, and with the target's output matrix for SGLang", write, recognises, read
+)

@@ -178,8 +178,12 @@ def test_code_for_serving_engines_follows_the_kind() -> None:
     assert "--engine sglang" in shallow
     medusa = made(None, kind="medusa")
     assert "--to medusa --engine vllm" in medusa and "up to version 0.32" in medusa and "sglang" not in medusa
-    assert "--to dspark" in made(None, kind="block", options={"markov_rank": 4})
-    assert "--to dflash" in made(None, kind="block", options={"markov_rank": 0})
+    dspark = made(None, kind="block", options={"markov_rank": 4})
+    assert dspark.count("--to dspark --out ./dspark\n") == 1 and "--speculative-algorithm DSPARK" in dspark
+    dflash = made(None, kind="block", options={"markov_rank": 0})
+    assert dflash.count("--to dflash --out ./dflash\n") == 1 and "--speculative-algorithm DFLASH" in dflash
+    assert "--speculative-draft-model-path ./dflash\n" in dflash and "num-steps" not in dflash
+    assert "sglang" not in made(None, kind="block", options={"markov_rank": 4, "own_output": True})
     first = made(None, kind="eagle1")
     assert "--to eagle1 --engine vllm --out ./eagle1-vllm" in first and '"method": "eagle"' in first
     assert "--speculative-algorithm EAGLE " in first

@@ -40,7 +40,6 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str, str | None, str]] = {
     "confidence": (BLOCK | {"taps": (2, 4), "confidence": True}, 8, "dflash", None, "confidence True have no dflash"),
     "block map": (BLOCK | {"taps": (2, 4), "draft_vocab": 20}, 8, "dflash", None, "of 20 has no place in the dflash"),
     "block last": (BLOCK | {"taps": (2, 8)}, 8, "dflash", None, "between 1 and 7"),
-    "dflash in sglang": (BLOCK | {"taps": (2, 4)}, 8, "dflash", "sglang", "sglang does not read the dflash format"),
     "unshifted": (BLOCK | {"taps": (2, 4)}, 8, "dspark", None, "shifted False have no dspark form"),
     "no bias": (BLOCK | {"taps": (2, 4), "shifted": True}, 8, "dspark", None, "markov_rank 0 have no dspark form"),
     "no matrix": ({"kind": "block", "taps": (2, 4), "draft_vocab": 20}, 8, "dspark", None, "a matrix of its own there"),
