@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from heads.card_measured import certified, measured, table
 from heads.card_use import usage
 from heads.config import HeadsConfig
 from heads.embedded import NAME
-from heads.reports import gather, without_places
+from heads.reports import as_written, gather, without_places
 
 # sections of a run's settings: what it read, and how it was trained
 DATA, NO_RECIPE = "data.", ("data.", "target.", "output.", "eval.")
@@ -43,17 +45,20 @@ def card(
     """
     report = without_places(gather([report]) if report else {})
     training = report.get("training") or {}
+    with as_written("training"):
+        data, recipe, licences = _data(training), _recipe(training), _licences(report, training)
+        never_drafted = _never_drafted(report)
     sections = [
         _metadata(config, repo_id, report, bundle),
         f"# {repo_id.rpartition('/')[2]}\n\n{'Draft heads' if base is None else 'An adapter of draft heads'} for "
         f"speculative decoding of {_target(config)}{', which lies in this repository' if bundle else ''}. They propose "
         "several tokens at a time; the target checks them in one pass, and the text is exactly the target's own.",
-        table("Heads", _facts(config, parameters) | _adapter(config, base) | _never_drafted(report)),
-        _recorded("Data", report.get("data") or _data(training)),
-        _recorded("Recipe", report.get("recipe") or _recipe(training)),
+        table("Heads", _facts(config, parameters) | _adapter(config, base) | never_drafted),
+        _recorded("Data", report.get("data") or data),
+        _recorded("Recipe", report.get("recipe") or recipe),
         measured(report),
         certified(report.get("certificate")),
-        _recorded("Licence", _licences(report, training)),
+        _recorded("Licence", licences),
         usage(config, repo_id, bundle),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -63,12 +68,17 @@ def _metadata(config: HeadsConfig, repo_id: str, report: Mapping[str, Any], bund
     lines = ["---", f"library_name: {'transformers' if bundle else 'headstart'}", "pipeline_tag: text-generation"]
     # where the target lies in it, a repository is under the target's licence before any other
     if licence := report.get("license") or (report.get("target_license") if bundle else None):
-        lines.append(f"license: {licence}")
+        lines.append(_entry("license", licence))
     if config.target.name not in (NAME, repo_id):  # the embedded target is no repository of the Hub
-        lines += [f"base_model: {config.target.name}"]
+        lines.append(_entry("base_model", config.target.name))
     return "\n".join(
         [*lines, "tags:", "- speculative-decoding", "- draft-heads", "- custom_generate", f"- {config.kind}", "---"]
     )
+
+
+def _entry(key: str, value: Any) -> str:
+    """A line of metadata, whatever the value is."""
+    return yaml.safe_dump({key: value}, allow_unicode=True, default_flow_style=False, width=1 << 20).strip()
 
 
 def _target(config: HeadsConfig) -> str:

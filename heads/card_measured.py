@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heads.plots import PICTURES
+from heads.reports import as_written
 
 FIGURES = {
     "tokens_per_round": "tokens per round (the target's own token included)",
@@ -31,8 +32,12 @@ def measured(report: Mapping[str, Any]) -> str:
     for name, values in joint.items() if isinstance(joint, Mapping) else [("", joint)]:
         if isinstance(values, Sequence) and len(values):
             title = f"Acceptance by draft position{f', {name}' if name else ''}:"
-            parts.append(f"{title}\n\n{_positions([('accepted up to here', values)])}")
-    parts += [make(report[part]) for part, make in PARTS.items() if report.get(part)]
+            with as_written("accepted_per_position"):
+                parts.append(f"{title}\n\n{_positions([('accepted up to here', values)])}")
+    for part, make in PARTS.items():
+        if report.get(part):
+            with as_written(part):
+                parts.append(make(report[part]))
     if parts and not rows:
         parts.insert(0, "## Measured")
     return "\n\n".join(parts)
@@ -115,6 +120,11 @@ def certified(certificate: Mapping[str, Any] | None) -> str:
     """What ``headstart verify`` found."""
     if certificate is None:
         return ""
+    with as_written("certificate"):
+        return _certificate(certificate)
+
+
+def _certificate(certificate: Mapping[str, Any]) -> str:
     rows = []
     for dtype, block in certificate["greedy"].items():
         near = f"{len(block['differences'])} first differences" if block["differences"] else "no difference"

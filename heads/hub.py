@@ -16,7 +16,8 @@ from huggingface_hub import HfApi, errors, get_token
 
 from heads.layout import ADAPTER, BASE, CONFIG, FACTORS, HEADS, SHARDS, TARGET, WEIGHTS, is_bundle, target_files
 
-REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# as the Hub itself takes them: a path such as ../x or a/b.git is none
+REPO_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b(?<!\.git)", re.ASCII)
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]+|(?<=Bearer )[^\s'\"\\]+")  # in a message, whoever wrote it
 
 
@@ -75,7 +76,7 @@ def locate(path_or_repo: str | Path, access: Access = ANYHOW, *, subfolder: str 
     downloaded.
 
     Raises:
-        FileNotFoundError: it looks like a folder and is none.
+        FileNotFoundError, NotADirectoryError: it looks like a folder and is none.
         ValueError: a revision of a local folder.
         HubError: no such repository or revision, it holds no heads, no access, or no connection and not in the cache.
     """
@@ -84,6 +85,8 @@ def locate(path_or_repo: str | Path, access: Access = ANYHOW, *, subfolder: str 
         if access.revision is not None:
             raise ValueError(f"{name} is a folder, which has no revision {access.revision!r}")
         return _place(name, Path(name) / inside, None)
+    if Path(name).exists():  # the Hub is not asked for what lies here
+        raise NotADirectoryError(f"{name} is a file: name the folder that holds config.json and {WEIGHTS}")
     prefix = f"{inside}/" if inside else ""
     files = [f"{prefix}{folder}{file}" for folder in ("", f"{HEADS}/", f"{BASE}/") for file in (CONFIG, WEIGHTS)]
     root = download(name, [*files, prefix + ADAPTER, prefix + FACTORS], access)

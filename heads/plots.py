@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from heads.layout import PLOTS
+from heads.reports import as_written
 
 COLOURS = ("#1b6ca8", "#d9822b", "#3a923a", "#b03a48", "#7b5ea7", "#6b6b6b")
 # name → file in the repository, what it shows, the part of the report it is drawn from
@@ -28,8 +29,12 @@ def plots(report: Mapping[str, Any]) -> dict[str, bytes]:
     """
     found = {}
     for name, (path, title, part) in PICTURES.items():
-        if report.get(part) and _worth_it(name, report[part]):
-            found[path] = _drawn(DRAW[name], report[part], title)
+        if not report.get(part):
+            continue
+        with as_written(part):
+            worth_it = _worth_it(name, report[part])
+        if worth_it:
+            found[path] = _drawn(name, report[part], title)
     return found
 
 
@@ -37,7 +42,7 @@ def _worth_it(name: str, part: Mapping[str, Any]) -> bool:
     return name != "tasks" or len(next(iter(part["budgets"].values()))["by_category"]) > 1
 
 
-def _drawn(draw: Callable[[Any, Mapping[str, Any]], None], part: Mapping[str, Any], title: str) -> bytes:
+def _drawn(name: str, part: Mapping[str, Any], title: str) -> bytes:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -49,7 +54,8 @@ def _drawn(draw: Callable[[Any, Mapping[str, Any]], None], part: Mapping[str, An
     figure = Figure(figsize=(7.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    draw(axes, part)
+    with as_written(PICTURES[name][2]):
+        DRAW[name](axes, part)
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     out = io.BytesIO()

@@ -133,6 +133,18 @@ def push_folder(
     reports = [report] if isinstance(report, Mapping) else report
     measured = gather([*_certificate(root), *reports], digest)
     pictures = plots(measured) if with_plots else {}
+
+    def written(repo_id: str, licence: str | None) -> dict[str, Content]:
+        """The card and what it shows."""
+        said = published(measured, repo_id, config, licence)
+        bundled = place.bundle is not None
+        text = card(config, repo_id, parameters=parameters, report=said, bundle=bundled, base=parcel.base)
+        found: dict[str, Content] = {CARD: text.encode(), **pictures}
+        if "certificate" in said:
+            found[CERTIFICATE] = (json.dumps(said["certificate"], indent=2) + "\n").encode()
+        return found
+
+    _refuse_secrets(stored | written(repo_id, None))  # as a report that no card can show: before anything is made
     planned = (*stored, CARD, CODE, *([CERTIFICATE] if "certificate" in measured else []), *pictures)
     left = _left(root, planned)
     if dry_run:
@@ -147,13 +159,7 @@ def push_folder(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         there = set(api.list_repo_files(repo_id, revision=revision))
         _refuse_strangers(repo_id, there)
-        measured = published(measured, repo_id, config, _licence(api, config))
-        bundled = place.bundle is not None
-        text = card(config, repo_id, parameters=parameters, report=measured, bundle=bundled, base=parcel.base)
-        rest: dict[str, Content] = {CARD: text.encode(), **pictures}
-        if "certificate" in measured:
-            rest[CERTIFICATE] = (json.dumps(measured["certificate"], indent=2) + "\n").encode()
-        _refuse_secrets(stored | rest)
+        rest = written(repo_id, _licence(api, config))
         stale = sorted(name for name in there - set(planned) if belongs(name))
         pinned = _pinned(api, repo_id, revision, stored, there)
         if pinned is None:

@@ -7,7 +7,8 @@ others, so that no card carries figures of heads that have been trained again si
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ PARTS: dict[str, frozenset[str]] = {
     "bench": frozenset({"arms", "speedup"}),  # bench --json
     "certificate": frozenset({"greedy", "sampled"}),  # verify's certificate.json
     "training": frozenset({"steps", "data", "settings"}),  # a run's report.json
+}
+WRITTEN_BY = {
+    "evaluation": "`headstart eval --json`",
+    "bench": "`headstart bench --json`",
+    "certificate": "`headstart verify`",
+    "training": "a training run",
 }
 SAID = {
     "data",
@@ -54,8 +61,8 @@ def read_reports(paths: Iterable[Path]) -> list[Mapping[str, Any]]:
     for path in paths:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as problem:
-            raise ValueError(f"{path} is not JSON: {problem}") from None
+        except (ValueError, RecursionError) as problem:
+            raise ValueError(f"{path} is not JSON: {str(problem)[:200]}") from None
         if not isinstance(report, dict):
             raise ValueError(f"{path} must hold a JSON object, not a {type(report).__name__}")
         found.append(report)
@@ -82,6 +89,8 @@ def gather(reports: Sequence[Mapping[str, Any]], digest: str | None = None) -> d
                 "what eval, bench or verify wrote with --json, a run's report.json, or a quickstart's summary.json"
             )
         for name, entry in used.items():
+            if name in PARTS and entry is not None and not isinstance(entry, Mapping):
+                raise ValueError(f"the {name} report must be a JSON object, not a {type(entry).__name__}")
             _check_weights(name, entry, digest)
             if name in PARTS and isinstance(entry, Mapping) and name in found:
                 found[name] = found[name] | entry  # a summary has but a part of what the run itself reported
@@ -90,8 +99,24 @@ def gather(reports: Sequence[Mapping[str, Any]], digest: str | None = None) -> d
     return found
 
 
+@contextmanager
+def as_written(part: str) -> Iterator[None]:
+    """Around what reads a report, which may be another version's or edited by hand.
+
+    Raises:
+        ValueError: it lacks what the card says of it, or has it in another form.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, StopIteration) as problem:
+        form = f"as {WRITTEN_BY[part]} writes it" if part in WRITTEN_BY else "of a form that a card can show"
+        what = f"it lacks {problem}" if isinstance(problem, KeyError) else f"{type(problem).__name__} {problem}".strip()
+        raise ValueError(f"the report's {part} is not {form} ({what}): measure again, or leave it out") from None
+
+
 def _check_weights(name: str, entry: Any, digest: str | None) -> None:
-    said = OF_WEIGHTS[name](entry) if name in OF_WEIGHTS and isinstance(entry, Mapping) else None
+    with as_written(name):
+        said = OF_WEIGHTS[name](entry) if name in OF_WEIGHTS and isinstance(entry, Mapping) else None
     if digest is not None and said not in (None, digest):
         raise ValueError(
             f"the {name} report is of other weights ({str(said)[:12]}… there, {digest[:12]}… here): measure these "
@@ -111,7 +136,8 @@ def published(report: Mapping[str, Any], repo_id: str, config: HeadsConfig, lice
     if licence is not None:
         found.setdefault("target_license", licence)
     if (certificate := found.get("certificate")) is not None:
-        named = {part: certificate[part] | {"name": name} for part, name in _names(repo_id, config).items()}
+        with as_written("certificate"):
+            named = {part: certificate[part] | {"name": name} for part, name in _names(repo_id, config).items()}
         found["certificate"] = certificate | named
     return found
 

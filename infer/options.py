@@ -144,6 +144,22 @@ def count(text: str) -> int:
     return value
 
 
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def part(text: str) -> float:
+    """A share that is more than none."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
+
+
 def share(text: str) -> float:
     """A share between 0 and 1."""
     value = float(text)

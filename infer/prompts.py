@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ def _from_messages(row: Mapping[str, Any]) -> Messages:
     for turn in row["messages"]:
         if turn["role"] == "assistant":
             break
+        if not isinstance(turn["content"], str):
+            raise ValueError(f"the content of a turn is no text but a {type(turn['content']).__name__}")
         turns.append({"role": turn["role"], "content": turn["content"]})
     if not turns or turns[-1]["role"] != "user":
         raise ValueError("its messages have no user turn before the first answer")
@@ -90,16 +93,24 @@ def read_prompts(path: str | Path, *, per_category: int | None = None, limit: in
     return found[:limit]
 
 
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8-sig") as file
+        ):
+            yield from file
+    except (EOFError, zlib.error, UnicodeDecodeError) as problem:
+        raise ValueError(f"{path} is cut short, or no text in UTF-8 ({problem})") from None
+
+
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with (
-        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
-    ):
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as wrong:
+            except (json.JSONDecodeError, RecursionError) as wrong:
                 raise ValueError(f"{path}, line {number} is no JSON: {wrong}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is no JSON object")

@@ -17,7 +17,7 @@ from heads.target import Target
 from infer import certify, evaluate
 from infer.drafters import Drafter, HeadsDrafter
 from infer.law import Sampling
-from infer.options import positive, sample
+from infer.options import above_zero, part, positive, sample
 from infer.prompts import read_prompts
 
 Report = tuple[dict[str, Any], str]
@@ -52,8 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sampled rounds behind each of two prompts (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.7, help="of sampling (default: %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.9, metavar="P", help="of sampling (default: %(default)s)")
+    parser.add_argument("--temperature", type=above_zero, default=0.7, help="of sampling (default: %(default)s)")
+    parser.add_argument("--top-p", type=part, default=0.9, metavar="P", help="of sampling (default: %(default)s)")
     parser.add_argument("--top-k", type=positive, metavar="K", help="of sampling (default: no such filter)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     parser.add_argument(
@@ -64,6 +64,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Certify, and write certificate.json."""
     source = find(args.heads, engine=args.engine)
+    path = args.certificate or (source.folder or Path()) / CERTIFICATE
+    _check_place(path)  # before the work, not after
     drafter = _pair(source, args.target, torch.float32)[1]
     tokenizer = drafter.heads.target.tokenizer()
     prompts = read_prompts(args.prompts or sample(), limit=args.prompts_count)
@@ -91,9 +93,16 @@ def run(args: argparse.Namespace) -> Report:
         plan,
     )
     certificate = {"ok": certificate["passed"], "heads": about} | certificate
-    path = args.certificate or (source.folder or Path()) / CERTIFICATE
     _write(certificate, path)
     return certificate, f"{certify.table(certificate)}\nwritten to {path}"
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a place that no certificate can be written to."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--certificate {path}: the folder {path.parent} does not exist, make it first")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"the certificate cannot be written to {path}: name another file with --certificate")
 
 
 def _pair(source: Source, target_name: str | None, dtype: torch.dtype) -> tuple[Target, HeadsDrafter]:

@@ -61,9 +61,12 @@ def fetch_checkpoint(path_or_repo: str | Path, access: Access = ANYHOW, *, ours:
     Raises:
         HubError, FileNotFoundError: there is no such repository, or it cannot be had.
         FormatError: it has no weights that could be read; what it holds is said.
+        ValueError: a revision of what lies on this machine.
     """
     name = str(path_or_repo)
     if Path(name).exists():
+        if access.revision is not None:
+            raise ValueError(f"{name} lies here and has no revision {access.revision!r}: only a Hub id has")
         return Path(name)
     own = [f"{inside}{file}" for inside in ("", f"{HEADS}/") for file in (OWN, CONFIG)] if ours else []
     own += [FACTORS, ADAPTER] if ours else []
