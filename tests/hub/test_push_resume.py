@@ -83,4 +83,4 @@ def test_no_token_leaves_inside_a_text(hub: Hub, bundle: Path) -> None:
     settings.write_text(settings.read_text().replace("{", f'{{"token": "{TOKEN}",', 1))
     with pytest.raises(ValueError, match=r"generation_config\.json holds what looks like an access token") as problem:
         push_folder(bundle, REPO, token=TOKEN)
-    assert TOKEN not in str(problem.value) and hub.commits(REPO) == []
+    assert TOKEN not in str(problem.value) and hub.repos == {}
