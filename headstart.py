@@ -196,6 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(verbs().parser, argv)
         if args.json is not None and not args.json.parent.is_dir():  # said before hours of work, not after
             raise FileNotFoundError(f"--json {args.json}: the folder {args.json.parent} does not exist, make it first")
+        if args.json is not None and args.json.is_dir():
+            raise IsADirectoryError(f"--json {args.json} is a folder: name a file in it")
         report, text = args.run(args)
         if text:
             print(text, flush=True)

@@ -160,6 +160,8 @@ def test_unwritable_json_is_said_before_the_work(
 ) -> None:
     assert run_with(AssertionError("must not run"), monkeypatch, ["--json", str(tmp_path / "no" / "r.json")]) == 2
     assert "does not exist" in capsys.readouterr().err
+    assert run_with(AssertionError("must not run"), monkeypatch, ["--json", str(tmp_path)]) == 2
+    assert "is a folder: name a file in it" in capsys.readouterr().err
 
 
 def test_failed_write_leaves_the_old_report(

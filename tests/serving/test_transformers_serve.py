@@ -117,7 +117,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     with torch.no_grad():  # behind state i comes token i + 1, and the head is to say token i + 2
         states = target.model.model(text).last_hidden_state[0, :-2]
         wanted = torch.nn.functional.one_hot(text[0, 2:], VOCAB).float()
-        made.outputs[0].weight.copy_((torch.linalg.pinv(states) @ wanted).T)
+        made.get_parameter("outputs.0.weight").copy_((torch.linalg.pinv(states) @ wanted).T)
     made.save_pretrained(folder / "bundle", bundle=True, tokenizer=letters())
     return folder / "bundle", text[0, ids.shape[1] :].tolist()
 
