@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -55,8 +56,14 @@ def follow_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
+ECHO = 10.0  # seconds in which a SIGTERM is taken for the stop that was noted already
+
+
 class StopRequest:
     """Context in which SIGINT and SIGTERM are only noted; a second one does what it usually does.
+
+    A SIGTERM close behind the first signal is the same request, heard twice, and no second one: a scheduler signals
+    launcher and processes alike, and the launcher passes on what it got; one that Ctrl-C ends sends SIGTERM by its end.
 
     That a launcher died is noted as a SIGTERM too: ``accelerate launch`` with one process does not pass that on, and
     nobody passes SIGKILL on.
@@ -68,20 +75,27 @@ class StopRequest:
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self._number = 0
+        self._number, self._since = 0, 0.0
         self._before: dict[int, Any] = {}
         self._parent = os.getppid() if launched() else None
 
     @property
     def number(self) -> int:
         """See the class."""
-        if self._parent is not None and os.getppid() != self._parent:
-            self._number = self._number or signal.SIGTERM
+        if not self._number and self._parent is not None and os.getppid() != self._parent:
+            self._heard(signal.SIGTERM)
         return self._number
 
+    def _heard(self, number: int) -> None:
+        self._number, self._since = number, time.monotonic()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._number = number
-        self._restore()
+        if not self._number:
+            self._heard(number)
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        elif number != signal.SIGTERM or time.monotonic() - self._since > ECHO:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A training run on the nodes of a Slurm job, with any of the *_nodes.yaml beside this file or nodes.yaml:
+# A training run on the nodes of a Slurm job, with any of the *_nodes.yaml beside this file or nodes.yaml, also for one
+# node and one process:
 #
 #   sbatch configs/accelerate/slurm.sh configs/accelerate/zero3_nodes.yaml --config configs/long.yaml \
 #       --output.folder /shared/runs/long --data.cache_folder /shared/features --target.placement sharded
@@ -30,10 +31,23 @@ MAIN_PORT=$((20000 + SLURM_JOB_ID % 20000))
 PROCESSES=$((SLURM_NNODES * ${PROCESSES_PER_NODE:-${SLURM_GPUS_ON_NODE:-8}}))
 export MAIN_HOST MAIN_PORT PROCESSES
 
-# one launcher a node; each is told which node it is on
-srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$LAUNCH_CONFIG" \
-    --num_machines "$SLURM_NNODES" --num_processes "$PROCESSES" --machine_rank "$SLURM_NODEID" \
-    --main_process_ip "$MAIN_HOST" --main_process_port "$MAIN_PORT" train/train_heads.py "$@"' train_heads "$@" &
+# One launcher a node; each is told which node it is on. That of `distributed_type: NO`, for one process, ends at SIGTERM
+# without waiting for the process, which hears of it by that: here it is waited for.
+ALONE=$(grep -cE "^distributed_type: *[\"']?NO\b" "$LAUNCH_CONFIG" || true)
+export ALONE
+# shellcheck disable=SC2016  # the node expands it
+srun --kill-on-bad-exit=1 bash -c '
+launcher=(accelerate launch --config_file "$LAUNCH_CONFIG" --num_machines "$SLURM_NNODES" --num_processes "$PROCESSES"
+    --machine_rank "$SLURM_NODEID" --main_process_ip "$MAIN_HOST" --main_process_port "$MAIN_PORT")
+[ "$ALONE" = 0 ] && exec "${launcher[@]}" train/train_heads.py "$@"
+set -m
+"${launcher[@]}" train/train_heads.py "$@" &
+trap "kill -TERM $! 2>/dev/null" TERM
+while kill -0 -- "-$!" 2>/dev/null; do
+    wait "$!"
+    sleep 0.1
+done
+wait "$!"' train_heads "$@" &
 running=$!
 again=
 trap 'again=yes; kill -TERM "$running" || true' USR1

@@ -84,13 +84,37 @@ def test_a_second_signal_is_not_held_back() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("first", StopRequest.NUMBERS)
+def test_a_sigterm_close_behind_is_the_same_request(first: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's and the launcher's; or Ctrl-C, and that of a launcher which ended by it."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), first)
+            clock[0] += 9.5
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop.number, seen) == (first, [])
+            clock[0] += 1.0
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop.number, seen) == (first, [signal.SIGTERM])
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert len(seen) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_child_whose_launcher_died_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("RANK", raising=False)
     stop = StopRequest()
     assert stop.number == 0
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert stop.number == signal.SIGTERM
+    with stop:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert stop.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)  # which the system sends because of that
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     assert StopRequest().number == 0  # a plain run outlives its shell
 

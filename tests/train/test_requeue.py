@@ -40,7 +40,7 @@ def counted(self, *arguments, **options):
     done = run(self, *arguments, **options)
     steps.append(done)
     if os.environ["TEST_LIFE"] == "1" and len(steps) == 3:
-        if os.environ["RANK"] == "0":
+        if os.environ.get("RANK", "0") == "0":
             os.kill(int(os.environ["TEST_BATCH"]), signal.SIGUSR1)  # the time is nearly up
         while not held[-1].number:
             time.sleep(0.01)
@@ -72,6 +72,7 @@ def test_a_job_is_queued_again_when_its_time_is_up(
 ) -> None:
     environ = environment(tmp_path, 29999, "nodes", nodes=1)
     (tmp_path / "slurm" / "accelerate").write_text(RUN)
+    (tmp_path / "run" / "checkpoints" / "step-1").mkdir(parents=True)
     environ |= {"TEST_ENDS": str(ends), "TEST_TENTHS": str(tenths)}
     job = subprocess.Popen(command("nodes"), env=environ, cwd=tmp_path)
     try:
@@ -83,7 +84,7 @@ def test_a_job_is_queued_again_when_its_time_is_up(
         assert job.wait(60) == status
     finally:
         job.kill()
-    assert queued_again(tmp_path) == (["requeue 9999"] if queued else [])
+    assert queued_again(tmp_path) == (["requeue 9999 step-1"] if queued else [])
     assert (tmp_path / "run.log").exists() == (sent is not None), (
         "the script waits for the run that it has asked to stop"
     )
@@ -98,8 +99,7 @@ def test_a_run_that_was_queued_again_goes_on(world: Path, launch: Launch) -> Non
     started = lambda life: finished(words, 500, {**environ, "TEST_LIFE": life}, world)  # noqa: E731
     first = started("1")
     assert first.returncode != 0 and "stopped by SIGTERM after step 3; checkpoint written to" in first.stderr
-    assert queued_again(world) == [f"requeue {environ['SLURM_JOB_ID']}"]
-    assert [path.name for path in (world / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+    assert queued_again(world) == [f"requeue {environ['SLURM_JOB_ID']} step-00000003"]
     second = started("2")
     assert second.returncode == 0, second.stderr[-4000:]
     assert "resumed: step 3 of 6" in second.stderr and len(queued_again(world)) == 1
@@ -108,3 +108,19 @@ def test_a_run_that_was_queued_again_goes_on(world: Path, launch: Launch) -> Non
     launch("--eval.prompts", 0, "--output.folder", world / "one")
     assert [line["step"] for line in log_of(world / "run") if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
     assert list(losses(world / "run").values()) == pytest.approx(list(losses(world / "one").values()), rel=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["cpu1", "nodes"])
+def test_a_run_of_one_process_goes_on(kind: str, world: Path, launch: Launch) -> None:
+    """Whether its launcher waits for it or ends before it, the job is queued again behind the checkpoint."""
+    (world / "train").mkdir()
+    (world / "train" / "train_heads.py").write_text(STOP.format(root=str(ROOT)))
+    environ = environment(world, free_port(), kind, nodes=1) | {"TEST_LIFE": "1"}
+    words = command(kind, "--config", str(world / "recipe.yaml"), "--eval.prompts", "0")
+    stopped = finished(words, 240, environ, world)
+    assert stopped.returncode != 0 and "stopped by SIGTERM after step 3; checkpoint written to" in stopped.stderr
+    assert queued_again(world) == [f"requeue {environ['SLURM_JOB_ID']} step-00000003"]
+    launch("--eval.prompts", 0)
+    launch("--eval.prompts", 0, "--output.folder", world / "one")
+    assert [line["step"] for line in log_of(world / "run") if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert losses(world / "run") == losses(world / "one")

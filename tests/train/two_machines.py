@@ -19,9 +19,11 @@ if __name__ == "__main__":  # run as a script, from wherever
 ACCELERATE = ROOT / "configs" / "accelerate"
 NAMES, ADDRESSES = ("headstart-a", "headstart-b"), ("10.231.7.1", "10.231.7.2")
 
-# What stands in for Slurm: the one says who the nodes are, the other starts the command once for each.
+# What stands in for Slurm: the one says who the nodes are, and writes down what else it is asked, and what checkpoints
+# there are by then; the other starts the command once for each node, and gives SIGTERM to all their processes, as Slurm
+# does.
 SCONTROL = """#!/usr/bin/env bash
-[ "$1" = show ] && echo "$TEST_HOST" || echo "$@" >> "$TEST_FOLDER/scontrol.log"
+[ "$1" = show ] && echo "$TEST_HOST" || echo "$@" $(ls "$TEST_FOLDER/run/checkpoints") >> "$TEST_FOLDER/scontrol.log"
 """
 SRUN = """#!/usr/bin/env bash
 shift
@@ -32,13 +34,31 @@ for node in $(seq 0 $((SLURM_NNODES - 1))); do
     SLURM_NODEID=$node $prefix "$@" &
 done
 jobs=$(jobs -p)
-trap 'kill -TERM $jobs' TERM
+trap 'signal_all $$' TERM
 status=0
 for job in $jobs; do
     while kill -0 "$job" 2>/dev/null; do wait "$job"; done
     wait "$job" || status=$?
 done
 exit $status
+"""
+SIGNAL_ALL = """#!{python}
+import os, sys
+import psutil
+
+for process in psutil.Process(int(sys.argv[1])).children(recursive=True):
+    if process.pid != os.getpid():
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            pass
+"""
+LAUNCH = """#!{python}
+import sys
+from accelerate.commands.launch import main
+
+del sys.argv[1]  # "launch"
+main()
 """
 
 
@@ -48,12 +68,9 @@ def environment(
     """What Slurm sets on a job of some nodes, with stand-ins for its commands, for CPU ``processes`` on each."""
     tools = folder / "slurm"
     tools.mkdir(parents=True, exist_ok=True)
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
-        (tools / name).write_text(text)
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("signal_all", SIGNAL_ALL), ("accelerate", LAUNCH)):
+        (tools / name).write_text(text.replace("{python}", sys.executable))
         (tools / name).chmod(0o755)
-    accelerate = tools / "accelerate"
-    accelerate.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" -m accelerate.commands.accelerate_cli "$@"\n')
-    accelerate.chmod(0o755)
     cpu = {"DS_ACCELERATOR": "cpu"} if kind == "zero3_nodes" else {"ACCELERATE_USE_CPU": "true"}
     lines = {"TEST_NAMESPACES": " ".join(NAMES), "GLOO_SOCKET_IFNAME": "cable"} if namespaces else {}
     return {
