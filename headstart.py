@@ -108,11 +108,9 @@ class LocalEngine:
 
     def tokenizer(self, target_name: str) -> Any:
         """The tokenizer alone, without the weights."""
-        from transformers import AutoTokenizer
+        from heads.loading import load_tokenizer
 
-        from heads.embedded import resolve
-
-        return AutoTokenizer.from_pretrained(resolve(target_name))
+        return load_tokenizer(target_name)
 
     def weights(self, target_name: str) -> str:
         """The identity's hash of a target that :meth:`completer` has loaded."""

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.options import TARGET, Engine, Report, amount, at_least_one, source_options, switch
+from data.options import TARGET, Engine, Report, amount, at_least_one, source_options, switch, within
 from data.progress import Progress
 from data.writing import regeneration_options, run_regeneration, run_synthesis, synthesis_options
 
@@ -73,6 +73,7 @@ def _inspect(args: argparse.Namespace, tokenizer: Callable[[str], Any]) -> Repor
     from data.show import COLOURED, MARKED, show
 
     at_least_one(args, "max_length", "count")
+    within(args, least=("skip",))
     marks = COLOURED if sys.stdout.isatty() else MARKED
     every = show(
         args.sources, tokenizer(args.target), max_length=args.max_length, roles=dict(args.role), split=args.split

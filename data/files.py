@@ -146,6 +146,21 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON object that a file of ours holds.
+
+    Raises:
+        ValueError: it holds something else, or is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): name another folder") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (it holds no JSON object): name another folder")
+    return found
+
+
 def write_text(path: Path, text: str) -> None:
     """Write beside the place and rename, so that a reader never sees half a file."""
     with replacing(path) as partial:

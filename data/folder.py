@@ -10,7 +10,6 @@ A file that preparing did not write is never deleted, and makes its folder untou
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from data.files import read_record
 
 PROVENANCE, REPORT = "provenance.json", "report.json"
 SPLITS = ("train", "heldout")
@@ -48,7 +49,8 @@ def claimed(out: Path) -> dict[str, Any] | None:
     """The provenance of the prepared dataset that stands at ``out``; None when nothing does.
 
     Raises:
-        ValueError: ``out`` is a file, holds a file that preparing did not write, or lacks its provenance.
+        ValueError: ``out`` is a file, holds a file that preparing did not write, or lacks its provenance or has a
+            damaged one.
     """
     old = _old(out)
     if old.is_dir() and not out.exists():
@@ -57,14 +59,24 @@ def claimed(out: Path) -> dict[str, Any] | None:
         return None
     if not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder for the prepared data")
+    foreign = _foreign(out)
+    if foreign is not None:
+        raise ValueError(f"{out} holds {foreign}, which preparing did not write: name another folder")
     names = _names(out)
-    foreign = sorted(name for name in names if not _is_dataset_file(name))
-    if foreign:
-        raise ValueError(f"{out} holds {foreign[0]}, which preparing did not write: name another folder")
     if names and PROVENANCE not in names:
         raise ValueError(f"{out} has no {PROVENANCE}, so it was not made by preparing: name another folder")
-    found: dict[str, Any] | None = json.loads((out / PROVENANCE).read_text(encoding="utf-8")) if names else None
-    return found
+    return read_record(out / PROVENANCE) if names else None
+
+
+def _foreign(out: Path) -> str | None:
+    """The first file that preparing did not write; no more is looked at, for it may be anybody's whole disk."""
+    for root, folders, files in os.walk(out):
+        folders.sort()
+        for name in sorted(files):
+            relative = os.path.relpath(os.path.join(root, name), out)
+            if not _is_dataset_file(relative):
+                return relative
+    return None
 
 
 def _old(out: Path) -> Path:

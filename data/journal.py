@@ -8,25 +8,35 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.files import write_text
+from data.files import parse, read_record, write_text
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Rows of a growing file; a half-written last line (a killed run's) is cut away."""
-    return [row for _, row in journal_rows(path)]
+def read_journal(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """Rows of a growing file; a half-written last line (a killed run's) is cut away.
+
+    Args:
+        keys: what every row has.
+
+    Raises:
+        ValueError: a whole line is no such row, so something else wrote it.
+    """
+    return [row for _, row in journal_rows(path, *keys)]
 
 
-def journal_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def journal_rows(path: Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row with where its line begins in the file, one at a time; see :func:`read_journal`."""
     if not path.is_file():
         return
     at = 0
     with path.open("r+b") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 file.truncate(at)
                 return
-            yield at, json.loads(line)
+            row = parse(line)
+            if not isinstance(row, dict) or not row.keys() >= set(keys):
+                raise ValueError(f"{path}, line {number}: no row that was written here; name another folder")
+            yield at, row
             at += len(line)
 
 
@@ -49,11 +59,15 @@ def claim(folder: Path, record: str, made_by: str, settings: Mapping[str, Any], 
         may_change: of them, those that a continued run may set otherwise.
 
     Raises:
-        ValueError: the folder holds something else, or was begun with other settings.
+        ValueError: the folder is a file, holds something else, or was begun with other settings.
     """
     path = folder / record
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder for what is written")
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        found = read_record(path).get("settings")
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{path} has no settings, so it was not made by {made_by}: name another folder")
         changed = sorted(k for k in settings if found.get(k) != settings[k] and k not in may_change)
         if changed:
             raise ValueError(

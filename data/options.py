@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any, Protocol
 
 from data.completer import Completer
@@ -25,7 +26,7 @@ class Engine(Protocol):
 def amount(text: str) -> float:
     """A fraction below 1, or a whole count; 0 for none."""
     value = float(text)
-    if value < 0 or (value >= 1 and value != int(value)):
+    if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction below 1 nor a count")
     return value
 
@@ -38,7 +39,7 @@ def switch(parser: argparse.ArgumentParser, name: str, help: str) -> None:
 def role(text: str) -> tuple[str, str]:
     """``NAME=ROLE`` → both."""
     name, sign, meant = text.rpartition("=")
-    if not sign or meant not in ROLES.values():
+    if not sign or not name.strip() or meant not in ROLES.values():
         known = ", ".join(dict.fromkeys(ROLES.values()))
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=ROLE with a role of {known}")
     return name, meant
@@ -72,6 +73,18 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of the target (default: %(default)s)",
     )
+
+
+def within(args: argparse.Namespace, *, above: tuple[str, ...] = (), least: tuple[str, ...] = ()) -> None:
+    """Refuse numbers that are not finite, and not above 0, or not 0 or more.
+
+    Raises:
+        ValueError: one of them is.
+    """
+    for name in (*above, *least):
+        value, limit = getattr(args, name), "above 0" if name in above else "0 or more"
+        if not math.isfinite(value) or value < 0 or (name in above and not value):
+            raise ValueError(f"--{name.replace('_', '-')} is {value:g}, it must be {limit}")
 
 
 def at_least_one(args: argparse.Namespace, *names: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import datasets  # type: ignore[import-untyped]
 
+from data.files import read_record
 from data.folder import PROVENANCE, REPORT, WHOLE, claimed, place, sweep, working
 from data.parts import Chunk, Part, PartWriter, write_parts
 from data.report import PrepareReport, reasons
@@ -92,7 +93,7 @@ def prepare(
             write. Nothing is written or deleted then.
         OSError: the disk is full, or another run is preparing ``out``; what was prepared is kept for the next run.
     """
-    out = Path(out)
+    out = Path(out) if Path(out).name not in ("", "..") else Path(out).resolve()
     for name, value in (
         ("max_length", max_length),
         ("chunk", chunk),
@@ -100,6 +101,8 @@ def prepare(
     ):
         if value < 1:
             raise ValueError(f"{name} is {value}, it must be 1 or more")
+    if not out.name:
+        raise ValueError(f"{out} cannot be the folder of prepared data: name another folder")
     names = checked_roles(roles or {})
     opened = open_sources(sources)
     key = {
@@ -113,9 +116,10 @@ def prepare(
         "roles": dict(sorted((roles or {}).items())),
     }
     found = claimed(out)
-    if found is not None and found.get("key") == key:
+    made = _report_of(out) if found is not None and found.get("key") == key else None
+    if made is not None:
         sweep(out)
-        return PrepareReport(**{**json.loads((out / REPORT).read_text(encoding="utf-8")), "reused": True})
+        return made
     work_key = _hash([key, chunk])[:16]
     out.parent.mkdir(parents=True, exist_ok=True)
     sweep(out, keep=work_key)
@@ -130,6 +134,14 @@ def prepare(
         (work / WHOLE / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
         place(work / WHOLE, out)
     return report
+
+
+def _report_of(out: Path) -> PrepareReport | None:
+    """Of the dataset that stands there, to be used again; None where it is damaged, so that all is made anew."""
+    try:
+        return PrepareReport(**read_record(out / REPORT) | {"reused": True})
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _processes(sources: Sequence[Source]) -> int:

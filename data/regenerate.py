@@ -28,6 +28,9 @@ from data.turns import Refusal
 
 JOURNAL, CONVERSATIONS, FAILURES, SETTINGS = "journal.jsonl", "conversations.jsonl", "failed.jsonl", "regeneration.json"
 
+KEYS = ("id", "key", "status", "messages")
+"""Of every row of the journal."""
+
 Progress = Callable[[str, int, int], None]
 """Told the stage, how many conversations have ended, and of how many (0: unknown)."""
 
@@ -98,7 +101,7 @@ def regenerate(
     out = Path(out)
     names, opened = checked_roles(roles or {}), open_sources(sources)
     claim(out, SETTINGS, "regeneration", settings)
-    status = {row["key"]: row["status"] for _, row in journal_rows(out / JOURNAL)}
+    status = {row["key"]: row["status"] for _, row in journal_rows(out / JOURNAL, *KEYS)}
     report = RegenerateReport()
     asked: set[str] = set()
 
@@ -137,7 +140,7 @@ def _questions(sources: Iterable[Source], roles: Mapping[str, str], report: Rege
 def _finish(out: Path, asked: set[str], report: RegenerateReport) -> None:
     """The journal's rows of these conversations, of each the last, sorted, as files of their own."""
     last: dict[str, tuple[str, str, int, bool]] = {}
-    for at, row in journal_rows(out / JOURNAL):
+    for at, row in journal_rows(out / JOURNAL, *KEYS):
         if row["key"] in asked:
             last[row["key"]] = (row["id"], row["key"], at, bool(row["messages"]))
     if not last:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -63,6 +64,7 @@ class ServerAnswerer:
             ServerError: it cannot be reached, refuses the key, does not know the model, or fails again and again.
         """
         self._stopped.clear()
+        self._check_address()
         failures = 0
         running: set[Future[Rewriting]] = set()
         with ThreadPoolExecutor(self.concurrency) as pool:
@@ -148,12 +150,18 @@ class ServerAnswerer:
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
             return json.load(answer)
 
+    def _check_address(self) -> None:
+        address = urllib.parse.urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ServerError(f"{self.url!r} is no address of a server: write it as http://HOST:PORT/v1")
+
     def only_model(self) -> str:
         """The name of the one model that the server has.
 
         Raises:
             ServerError: it cannot be asked, or has another number of models.
         """
+        self._check_address()
         try:
             told = self._request("/models")
             names = [str(model["id"]) for model in told["data"]]

@@ -112,6 +112,9 @@ def _folder(folder: Path, prefix: str) -> list[Source]:
     """All data files under a folder, in the order of their names, or the rows of a saved ``datasets.Dataset``."""
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
         return [_saved(folder)]
+    if (folder / "dataset_dict.json").is_file():
+        inside = ", ".join(sorted(path.parent.name for path in folder.glob("*/state.json")))
+        raise ValueError(f"{folder} holds several saved data sets: name the folder of one in it ({inside})")
     found = sorted(
         path
         for path in folder.rglob("*")
@@ -127,7 +130,10 @@ def _saved(folder: Path) -> Source:
     def rows() -> Rows:
         import datasets  # type: ignore[import-untyped]
 
-        return enumerate(datasets.load_from_disk(str(folder)), 1)
+        try:
+            yield from enumerate(datasets.load_from_disk(str(folder)), 1)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"the data set saved in {folder} is damaged ({error}): save it again") from error
 
     files = sorted(folder.glob("*.arrow"))
     content = {path.name: sha256(path) for path in [*files, folder / "state.json"]}
@@ -164,10 +170,12 @@ def open_sources(names: Sequence[str | os.PathLike[str]]) -> list[Source]:
 
     Raises:
         FileNotFoundError: there is no such thing, or a folder has no data file.
-        ValueError: nothing was named.
+        ValueError: nothing was named, or an empty name; or a folder holds several saved data sets.
     """
     if not names:
         raise ValueError("no data file was named")
+    if not all(map(str, names)):
+        raise ValueError("the name of a data file is empty: name a file, a folder, or ORG/NAME on the Hub")
     paths = [Path(name) for name in names]
     simple = [path.name for path in paths]
     sources: list[Source] = []

@@ -50,7 +50,7 @@ def wanted(heldout: float, total: int) -> int:
     count = round(heldout * total) if 0 < heldout < 1 else heldout
     if count != int(count) or not 0 < count < total:
         raise ValueError(
-            f"{heldout} of {total} conversations cannot be held out: give a fraction or a count that leaves some"
+            f"{heldout:g} of {total} conversations cannot be held out: give a fraction or a count that leaves some"
         )
     return int(count)
 

@@ -26,6 +26,10 @@ Progress = Callable[[str, int, int], None]
 PROMPTS, ANSWERS, SETTINGS = "prompts.jsonl", "conversations.jsonl", "synthesis.json"
 
 
+KEYS = ("id", "messages", "finished", "answer_tokens")
+"""Of every row of the answers."""
+
+
 @dataclass(frozen=True)
 class SynthesisSettings:
     """What determines the result; a folder made with other settings is never continued."""
@@ -98,7 +102,7 @@ def synthesize(
     folder = Path(folder)
     claim(folder, SETTINGS, "synthesis", settings.key(), may_change=("conversations",))
     prompts, dropped, sampled = _prompts(completer, tokenizer, folder, settings, progress)
-    rows = [row for row in read_journal(folder / ANSWERS) if row["id"] < settings.conversations]
+    rows = [row for row in read_journal(folder / ANSWERS, *KEYS) if row["id"] < settings.conversations]
     have = {row["id"] for row in rows}
     todo = [(i, p) for i, p in enumerate(prompts) if i not in have]
     for at in range(0, len(todo), settings.chunk):
@@ -136,7 +140,7 @@ def _prompts(
     """The first ``settings.conversations`` usable prompts, drawing more chunks until there are enough."""
     header = user_header(tokenizer)
     special = [t for t in tokenizer.all_special_tokens if t]
-    chunks = read_journal(folder / PROMPTS)
+    chunks = read_journal(folder / PROMPTS, "prompts")
     prompts: list[str] = []
     seen: set[str] = set()
     dropped: Counter[str] = Counter()

@@ -12,12 +12,13 @@ from typing import Any
 from data.conversation import read_conversation
 from data.files import read_rows
 from data.local import LocalAnswerer
-from data.options import TARGET, Engine, Report, amount, at_least_one, engine_options, source_options, switch
+from data.options import TARGET, Engine, Report, amount, at_least_one, engine_options, source_options, switch, within
 from data.progress import Progress
 from data.regenerate import CONVERSATIONS, regenerate
 from data.rewrite import Answerer
 from data.server import ServerAnswerer
 from data.share import share
+from data.split import wanted
 from data.synthesize import ANSWERS, SynthesisSettings, synthesize
 
 HELDOUT = Path(__file__).parent / "sample" / "heldout.jsonl.gz"
@@ -61,6 +62,9 @@ def synthesis_options(parser: argparse.ArgumentParser) -> None:
 
 def run_synthesis(args: argparse.Namespace, engine: Engine, weights: Callable[[str], str] | None) -> Report:
     at_least_one(args, "conversations", "max_prompt_tokens", "max_answer_tokens", "chunk", "batch_size")
+    within(args, least=("prompt_temperature",))
+    if args.heldout:
+        wanted(args.heldout, args.conversations)  # before hours of work, not after
     settings = SynthesisSettings(
         target=args.target,
         conversations=args.conversations,
@@ -139,6 +143,7 @@ def run_regeneration(args: argparse.Namespace, engine: Engine) -> Report:
         ValueError: heads for a server, which has its own; and see :func:`data.regenerate.regenerate`.
     """
     at_least_one(args, "max_answer_tokens", "batch_size", "concurrency")
+    within(args, above=("timeout",), least=("temperature", "retries"))
     if args.server and args.heads:
         raise ValueError("--heads are for the local engine: a server drafts with what it was started with")
     answerer, model = _server(args) if args.server else _local(args, engine)

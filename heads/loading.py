@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from heads import embedded
-from heads.hub import REPO_ID, one_message
+from heads.hub import REPO_ID, HubError, one_message
 
 
 def load_model(
@@ -41,9 +41,7 @@ def load_model(
         HubError: no such repository or revision, it is gated or private, or it is neither cached nor reachable.
         OSError: a folder or repository holds no whole model.
     """
-    place = embedded.resolve(name)
-    if not os.path.isdir(place) and not REPO_ID.fullmatch(place):
-        raise FileNotFoundError(f"there is no folder {place}, and it is no Hub id (ORG/NAME) either")
+    place = _named(name)
     if access.get("local_files_only"):  # transformers would ask for an adapter all the same
         access["adapter_kwargs"] = {"local_files_only": True}
     with one_message(place, access.get("token"), revision):
@@ -64,13 +62,27 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None, **access: A
     """The tokenizer that lies beside a model; arguments as of :func:`load_model`.
 
     Raises:
-        OSError, ValueError: there is none.
+        FileNotFoundError, HubError: see :func:`load_model`.
+        ValueError: there is none, or it is broken.
     """
-    place = embedded.resolve(name)
+    place = _named(str(name))
     if revision is not None:
         access["revision"] = revision
-    with one_message(place, access.get("token"), revision):
-        return AutoTokenizer.from_pretrained(place, **access)
+    try:
+        with one_message(place, access.get("token"), revision):
+            return AutoTokenizer.from_pretrained(place, **access)
+    except HubError:
+        raise
+    except Exception as problem:  # broken files show as one of many types, by library
+        told = " ".join(str(problem).split())[:300]
+        raise ValueError(f"{name} has no tokenizer that can be read ({told})") from problem
+
+
+def _named(name: str) -> str:
+    place = embedded.resolve(name)
+    if not os.path.isdir(place) and not REPO_ID.fullmatch(place):
+        raise FileNotFoundError(f"there is no folder {place}, and it is no Hub id (ORG/NAME) either")
+    return place
 
 
 def _incomplete(name: str, model: Any, found: dict[str, Any]) -> str:

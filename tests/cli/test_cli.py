@@ -191,3 +191,30 @@ def test_a_folder_that_hides_a_package_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert f"{tmp_path / 'train.py'} hides Headstart's own package 'train'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none", None, "there is no folder {0}, and it is no Hub id (ORG/NAME) either"),
+        ("file", "", "there is no folder {0}, and it is no Hub id (ORG/NAME) either"),
+        ("empty", {}, "{0} has no tokenizer that can be read ("),
+        ("half", {"tokenizer.json": "{"}, "{0} has no tokenizer that can be read ("),
+        ("other", {"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "{0} has no tokenizer that can be read ("),
+    ],
+)
+def test_a_target_without_a_tokenizer_is_one_line(
+    name: str, content: dict[str, str] | str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    target = tmp_path / name
+    if isinstance(content, str):
+        target.write_text(content)
+    elif content is not None:
+        target.mkdir()
+        for file, text in content.items():
+            (target / file).write_text(text)
+    words = ["data", "prepare", str(tmp_path / "rows.jsonl"), "--target", str(target), "--out", str(tmp_path / "out")]
+    assert headstart.main(words) == 2
+    said = capsys.readouterr().err
+    assert message.format(target) in said and said.count("error: ") == 1

@@ -100,6 +100,9 @@ def test_names_of_roles_on_the_command_line(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         call("prepare", str(source), "--out", str(tmp_path / "out"), "--role", "laguna_s=narrator")
     assert "NAME=ROLE" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        call("prepare", str(source), "--out", str(tmp_path / "out"), "--role", "=assistant")
+    assert "NAME=ROLE" in capsys.readouterr().err
 
 
 def test_inspect_marks_what_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +150,35 @@ def test_regenerate_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="--chunk is 0"):
         call("synthesize", "--out", str(tmp_path / "out"), "--chunk", "0")
-    for amount in ("1.5", "-1", "some"):
+    for amount in ("1.5", "-1", "some", "inf", "nan"):
         with pytest.raises(SystemExit):
             call("prepare", "x", "--out", "y", "--heldout", amount)
         assert "--heldout" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("regenerate", "SOURCE", "--server", "http://h/v1", "--model", "m", "--retries", "-1"), "--retries is -1, it"),
+        (("regenerate", "SOURCE", "--server", "http://h/v1", "--timeout", "0"), "--timeout is 0, it must be above 0"),
+        (("regenerate", "SOURCE", "--timeout", "nan"), "--timeout is nan, it must be above 0"),
+        (("regenerate", "SOURCE", "--temperature", "-1"), "--temperature is -1, it must be 0 or more"),
+        (("synthesize", "--prompt-temperature", "inf"), "--prompt-temperature is inf, it must be 0 or more"),
+        (("synthesize", "--conversations", "5", "--heldout", "5"), "5 of 5 conversations cannot be held out"),
+        (("prepare", ""), "the name of a data file is empty"),
+        (("prepare", "SOURCE", "--out", "/"), "/ cannot be the folder of prepared data"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    """Before anything is loaded, asked or written."""
+    source = write_jsonl(tmp_path / "rows", [{"messages": chat("hi", "ok")}])
+    words = tuple(str(source) if word == "SOURCE" else word for word in words)
+    with pytest.raises(ValueError, match=message):
+        call(*words, *(() if "--out" in words else ("--out", str(tmp_path / "out"))))
+    with pytest.raises(ValueError, match="--skip is -1, it must be 0 or more"):
+        call("inspect", str(source), "--skip", "-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
 
 
 def test_progress_in_a_log_is_sparse(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,15 @@ def test_what_is_sent(tmp_path: Path) -> None:
     assert "secret-key" not in repr(ServerAnswerer("u", "m", 1, key="secret-key"))
 
 
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "not a url", "file:///etc/passwd", "http://", ""])
+def test_what_is_no_address_is_told_at_once(tmp_path: Path, url: str) -> None:
+    source = write_jsonl(tmp_path / "rows", serve_rows(2))
+    with pytest.raises(OSError, match=r"is no address of a server: write it as http://HOST:PORT/v1"):
+        by_server(url, source, tmp_path / "out")
+    with pytest.raises(OSError, match=r"is no address of a server"):
+        ServerAnswerer(url, "", 1).only_model()
+
+
 def test_the_one_model_of_a_server() -> None:
     with serving(lambda body: said("a")) as server:
         assert ServerAnswerer(server.url, "", 1).only_model() == "toy"

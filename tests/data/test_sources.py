@@ -201,3 +201,17 @@ def test_what_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         with pytest.raises(FileNotFoundError, match="no data file") as caught:
             open_sources([name])
         assert "Hub" not in str(caught.value)
+
+
+def test_saved_data_sets_that_cannot_be_read(tmp_path: Path) -> None:
+    saved = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(
+        ValueError, match=r"both holds several saved data sets: name the folder of one in it \(test, tr"
+    ):
+        open_sources([tmp_path / "both"])
+    assert len(list(open_sources([tmp_path / "both" / "test"])[0].rows())) == len(ROWS)
+    (arrow,) = (tmp_path / "both" / "test").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"the data set saved in .*test is damaged \(.*save it again"):
+        list(open_sources([tmp_path / "both" / "test"])[0].rows())
