@@ -10,14 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def knob(default: Any, text: str, choices: Sequence[str] = ()) -> Any:
-    """A field with its help text and, for modes, the values it may take."""
-    return field(default=default, metadata={"help": text, "choices": tuple(choices)})
+def knob(
+    default: Any,
+    text: str,
+    choices: Sequence[str] = (),
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field with its help text, the values that a mode may take, and the bounds of a number."""
+    bounds = {"or more": least, "above": above, "at most": most, "below": below}
+    return field(default=default, metadata={"help": text, "choices": tuple(choices), "bounds": bounds})
 
 
 def table(default: dict[str, Any], text: str) -> Any:
     """A field that maps names to values."""
-    return field(default_factory=lambda: dict(default), metadata={"help": text, "choices": ()})
+    return field(default_factory=lambda: dict(default), metadata={"help": text, "choices": (), "bounds": {}})
 
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -31,7 +41,7 @@ class DataConfig:
         "builtin:train", "folder of `headstart data prepare`, file of conversations, several (A + B), or builtin:train"
     )
     heldout: str = knob("builtin:heldout", "the same for held-out conversations, or builtin:heldout")
-    max_length: int = knob(1024, "longest conversation in tokens, when a file is prepared here")
+    max_length: int = knob(1024, "longest conversation in tokens, when a file is prepared here", least=1)
     features: str = knob(
         "cached",
         "states of the target: computed once to disk, each step, or each step by processes that do nothing else",
@@ -41,9 +51,9 @@ class DataConfig:
         "bfloat16", "how the states are rounded, on disk and online alike", (*DTYPES, "float8_e4m3fn")
     )
     cache_folder: str | None = knob(None, "where cached states lie; default: features/ in headstart's cache folder")
-    workers: int = knob(2, "with features: workers, how many each machine starts; 0: they are started by hand")
+    workers: int = knob(2, "with features: workers, how many each machine starts; 0: they are started by hand", least=0)
     spool_folder: str | None = knob(None, "where trainers and workers meet; on several machines, on a shared disk")
-    ahead: int = knob(2, "optimizer steps ahead of the current one whose states are asked of workers")
+    ahead: int = knob(2, "optimizer steps ahead of the current one whose states are asked of workers", least=0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +83,16 @@ class HeadsSection:
     """What is trained; unset values are the kind's own defaults."""
 
     kind: str = knob("eagle", "a kind of heads/kinds.py")
-    lookahead: int | None = knob(None, "how many tokens deep the heads are trained to draft")
+    lookahead: int | None = knob(None, "how many tokens deep the heads are trained to draft", least=1)
     taps: tuple[int, ...] | None = knob(None, "hidden_states indices of the target that the heads read")
     draft_vocab_size: int | None = knob(
-        None, "most frequent answer tokens the heads can draft; unset: the whole vocabulary"
+        None, "most frequent answer tokens the heads can draft; unset: the whole vocabulary", least=1
     )
     draft_vocab_coverage: float | None = knob(
-        None, "instead of a size: as many of the most frequent as make up this share of the answers, such as 0.95"
+        None,
+        "instead of a size: as many of the most frequent as make up this share of the answers, such as 0.95",
+        above=0,
+        most=1,
     )
     options: dict[str, Any] = table({}, "further options of the kind")  # noqa: RUF009
     init: str | None = knob(None, "heads to train further, folder or Hub id; they say what is not set here")
@@ -93,42 +106,44 @@ class HeadsSection:
 class TrainConfig:
     """The loop."""
 
-    seed: int = knob(0, "of weights and order")
+    seed: int = knob(0, "of weights and order", least=0, most=2**32 - 1)
     precision: str = knob("bf16", "autocast of the heads", ("no", "bf16"))
     attention: str = knob("plain", "of the heads' unroll: plain, or torch's FlexAttention (GPUs)", ("plain", "flex"))
     kernels: str = knob("torch", "of target and heads: torch's, or Liger's fused ones (GPUs)", ("torch", "liger"))
     engine: str = knob("launched", "the one that was launched, or FSDP2 whatever was", ("launched", "fsdp2"))
-    epochs: int = knob(1, "passes over the conversations")
-    max_steps: int | None = knob(None, "stop after so many optimizer steps, however many epochs that takes")
-    batch_tokens: int = knob(4096, "tokens of an optimizer step, over all processes and micro-batches")
-    micro_tokens: int = knob(4096, "padded tokens a process holds at once; smaller uses less memory, same result")
+    epochs: int = knob(1, "passes over the conversations", least=1)
+    max_steps: int | None = knob(None, "stop after so many optimizer steps, however many epochs that takes", least=1)
+    batch_tokens: int = knob(4096, "tokens of an optimizer step, over all processes and micro-batches", least=1)
+    micro_tokens: int = knob(
+        4096, "padded tokens a process holds at once; smaller uses less memory, same result", least=1
+    )
     packing: bool = knob(False, "several conversations in a row; helps where lengths in a step differ much")
-    bucket: int = knob(8, "optimizer steps whose conversations are sorted by length together; 1: fully random")
-    lr: float = knob(5e-4, "highest learning rate")
+    bucket: int = knob(8, "optimizer steps whose conversations are sorted by length together; 1: fully random", least=1)
+    lr: float = knob(5e-4, "highest learning rate", least=0)
     schedule: str = knob("cosine", "of the learning rate, in optimizer steps", ("cosine", "linear", "constant"))
-    warmup_steps: int = knob(0, "optimizer steps of linear warm-up")
-    final_lr: float = knob(0.0, "learning rate at the end as a share of lr")
-    beta1: float = knob(0.9, "AdamW")
-    beta2: float = knob(0.95, "AdamW")
-    weight_decay: float = knob(0.0, "AdamW")
-    clip: float = knob(1.0, "largest gradient norm; 0: none")
+    warmup_steps: int = knob(0, "optimizer steps of linear warm-up", least=0)
+    final_lr: float = knob(0.0, "learning rate at the end as a share of lr", least=0)
+    beta1: float = knob(0.9, "AdamW", least=0, below=1)
+    beta2: float = knob(0.95, "AdamW", least=0, below=1)
+    weight_decay: float = knob(0.0, "AdamW", least=0)
+    clip: float = knob(1.0, "largest gradient norm; 0: none", least=0)
     loss: dict[str, float] = table({"soft_ce": 1.0}, "weight of each loss term (train/losses.py)")  # noqa: RUF009
     position_weights: tuple[float, ...] | None = knob(
         None, "weight of each draft position's loss, one each; unset: powers of the heads' position_decay"
     )
-    log_every: int = knob(10, "optimizer steps between log lines")
-    save_every: int = knob(0, "optimizer steps between checkpoints; 0: at evaluations and at the end only")
+    log_every: int = knob(10, "optimizer steps between log lines", least=1)
+    save_every: int = knob(0, "optimizer steps between checkpoints; 0: at evaluations and at the end only", least=0)
 
 
 @dataclass(frozen=True)
 class EvalConfig:
     """Held-out evaluation: the same loss, and real decoding."""
 
-    every: int = knob(0, "optimizer steps between evaluations; 0: at the end only")
-    conversations: int = knob(64, "held-out conversations for the training-side acceptance; 0: none")
-    prompts: int = knob(8, "held-out prompts that are really decoded; 0: none")
-    tokens: int = knob(64, "new tokens a prompt")
-    lookahead: int | None = knob(None, "chain length while decoding; unset: the heads' own")
+    every: int = knob(0, "optimizer steps between evaluations; 0: at the end only", least=0)
+    conversations: int = knob(64, "held-out conversations for the training-side acceptance; 0: none", least=0)
+    prompts: int = knob(8, "held-out prompts that are really decoded; 0: none", least=0)
+    tokens: int = knob(64, "new tokens a prompt, fewer where the target has no more positions", least=1)
+    lookahead: int | None = knob(None, "chain length while decoding; unset: the heads' own", least=1)
 
 
 @dataclass(frozen=True)
@@ -146,7 +161,7 @@ class OutputConfig:
 
     folder: str = knob("runs/heads", "run folder: heads/, checkpoints/, config.yaml, report.json")
     resume: bool = knob(True, "go on from the newest checkpoint of the folder; false: refuse a folder that has one")
-    keep: int = knob(2, "newest checkpoints kept, beside the best one")
+    keep: int = knob(2, "newest checkpoints kept, beside the best one", least=1)
     export: str = knob("last", "which weights become heads/: the last, or the best by decoding", ("last", "best"))
 
 

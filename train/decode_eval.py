@@ -7,6 +7,7 @@ not the target's own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from heads.base import DraftHeads
 from heads.kinds import build
+from heads.target import Target
 from infer.drafters.heads import HeadsDrafter
 from infer.drafters.inside import usual_budget
 from infer.generate import generate
@@ -76,7 +78,7 @@ def decode_prompts(
 
     Args:
         prompts: (n,) ids each, the same list on every process.
-        tokens: new tokens a prompt.
+        tokens: new tokens a prompt, fewer where the target has no more positions.
         lookahead: depth of the chains; the heads' own for None.
         stop: asked between prompts; when it is true on any process all return what they have.
     """
@@ -99,7 +101,7 @@ def decode_prompts(
                     ids,
                     drafter,
                     budget=usual_budget(drafter, depth),
-                    max_new_tokens=tokens,
+                    max_new_tokens=min(tokens, _room(target, ids.shape[1])),
                     do_sample=False,
                 )
                 log += out.stats.log
@@ -107,6 +109,13 @@ def decode_prompts(
                 done += 1
             steps.along()
     return _summed(log, free, done, depth, ranks)
+
+
+def _room(target: Target, prompt: int) -> int:
+    """New tokens for which the target has positions behind a prompt; the last of a text needs none."""
+    border = target.rotary_border
+    most = border if border is not None and prompt <= border else target.max_positions
+    return sys.maxsize if most is None else max(1, most - prompt + 1)
 
 
 def _summed(log: list[Round], free: list[Round], prompts: int, depth: int, ranks: Ranks) -> Decoded:

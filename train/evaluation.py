@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from heads.judge import TrainingBatch
 from train.batches import split_step
@@ -94,13 +95,9 @@ def evaluate(
                 sums.add(report, counts=micro.counts)
         taught = sums.figures(ranks)
     if settings.prompts:
-        every = (conversations.prompt(i) for i in spread(len(conversations), settings.prompts))
-        prompts = [prompt for prompt in every if len(prompt)]
-        if not prompts:
-            raise ValueError(f"{conversations.where}: no conversation has a prompt to decode; set eval.prompts to 0")
         decoded = decode_prompts(
             engine.whole_heads(),
-            prompts,
+            _prompts(conversations, settings),
             ranks,
             tokens=settings.tokens,
             lookahead=settings.lookahead,
@@ -110,10 +107,25 @@ def evaluate(
     return Evaluation(taught, decoded, warning)
 
 
+def _prompts(conversations: Conversations, settings: EvalConfig) -> list[Tensor]:
+    every = (conversations.prompt(i) for i in spread(len(conversations), settings.prompts))
+    prompts = [prompt for prompt in every if len(prompt)]
+    if not prompts:
+        raise ValueError(f"{conversations.where}: no conversation has a prompt to decode; set eval.prompts to 0")
+    return prompts
+
+
 def evaluated(conversations: Conversations, settings: EvalConfig) -> Conversations:
-    """Those of the held-out conversations that evaluations look at: no others' states are computed."""
+    """Those of the held-out conversations that evaluations look at: no others' states are computed.
+
+    Raises:
+        ValueError: as :func:`evaluate`, before there is anything to evaluate.
+    """
     wanted = spread(len(conversations), max(settings.conversations, settings.prompts))
-    return conversations if len(wanted) == len(conversations) else conversations.select(wanted)
+    chosen = conversations if len(wanted) == len(conversations) else conversations.select(wanted)
+    if settings.prompts:
+        _prompts(chosen, settings)
+    return chosen
 
 
 def spread(there: int, wanted: int) -> list[int]:

@@ -210,7 +210,12 @@ class Trainer:
         where, lower = f"in the evaluation at step {self.progress.step}", "lower train.micro_tokens or eval.tokens"
         # what training draws does not hang on evaluations
         with memory_advice(where, lower), torch.random.fork_rng(cuda):
-            result = evaluate(self.config, self.engine, self.heldout, self.stepper.batch, stop)
+            try:
+                result = evaluate(self.config, self.engine, self.heldout, self.stepper.batch, stop)
+            except Exception:
+                if self.ranks.count == 1:  # what was trained is not lost by it; others might not come to save with us
+                    self.save()
+                raise
         self._stop_if(self.ranks.add([float(stop.number == n) for n in StopRequest.NUMBERS]))
         self.since = time.monotonic()  # the rate is of training alone
         step = self.progress.step

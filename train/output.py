@@ -33,11 +33,20 @@ def already_done(config: RunConfig, conversations: Conversations, ranks: Ranks) 
     path = Path(config.output.folder) / REPORT
     found = None
     if ranks.main and config.output.resume and path.is_file() and (path.parent / HEADS / "config.json").is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
-        same = report["settings"] == json.loads(json.dumps(_finished_settings(config)))
+        report = _read(path)
+        same = report.get("settings") == json.loads(json.dumps(_finished_settings(config)))
         if same and report["data"]["digest"] == conversations.digest:
             found = report
     return ranks.share(found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A report; nothing of a file that is damaged, which the run writes again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _finished_settings(config: RunConfig) -> dict[str, Any]:

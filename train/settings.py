@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,6 +127,8 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Text) or {}
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not valid YAML: {error}") from None
     except SettingsError as error:
@@ -170,6 +174,22 @@ def override(sections: dict[str, dict[str, Any]], arguments: Sequence[str]) -> N
             values[key] = value
 
 
+WITHIN = {"or more": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+
+
+def outside(value: Any, bounds: Mapping[str, float | None]) -> str:
+    """What a number has to be, in words; empty where it is that, and for what is no number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    if not math.isfinite(value):
+        return "finite"
+    given = {word: bound for word, bound in bounds.items() if bound is not None}
+    if all(WITHIN[word](value, bound) for word, bound in given.items()):
+        return ""
+    words = (f"{bound:.15g} or more" if word == "or more" else f"{word} {bound:.15g}" for word, bound in given.items())
+    return " and ".join(words)
+
+
 def build(sections: Mapping[str, Mapping[str, Any]], where: str) -> RunConfig:
     """Typed settings from text; ``where`` (the file's name) opens each error.
 
@@ -194,6 +214,11 @@ def build(sections: Mapping[str, Mapping[str, Any]], where: str) -> RunConfig:
             choices = item.metadata["choices"]
             if choices and typed[key] not in choices:
                 raise SettingsError(f"{where}: {name} is {typed[key]!r}, but may be {', '.join(choices)}")
+            if wanted is str and not typed[key].strip():
+                raise SettingsError(f"{where}: {name} is empty: give it a value, or leave it out")
+            limits = outside(typed[key], item.metadata["bounds"])
+            if limits:
+                raise SettingsError(f"{where}: {name} is {typed[key]}, it must be {limits}")
         made[section] = SECTIONS[section](**typed)
     return RunConfig(**made)
 

@@ -77,13 +77,15 @@ def _train(config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> dict[st
         reporter.say(f"{config.output.folder} is finished (step {done['steps']}): nothing to do")
         return done
     before = weights_hash(target, ranks.main)
+    unseen = None
+    if config.eval.conversations or config.eval.prompts:  # before hours of work: what is wrong with them is told now
+        unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
     heads = make_heads(config, target, conversations, reporter)
     with Pool(config, heads, accelerator) if config.data.features == "workers" else nullcontext() as pool:
-        heldout = unseen = None
+        heldout = None
         with memory_advice("while the target's states were computed", "lower data.max_length, or use a smaller target"):
             states = make_features(config, heads, conversations, ranks, reporter, pool)
-            if config.eval.conversations or config.eval.prompts:
-                unseen = evaluated(load_conversations(config, "heldout", target, ranks, reporter), config.eval)
+            if unseen is not None:
                 heldout = make_features(config, heads, unseen, ranks, reporter, pool)
 
         trainer = Trainer(config, accelerator, heads, states, heldout, reporter)
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped outside the training steps: run the same command again to go on", file=sys.stderr)
         return stop.exit_status if isinstance(stop, Terminated) else 130
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

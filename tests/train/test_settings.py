@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,11 +80,28 @@ def test_every_mode_is_accepted_and_no_other(tmp_path: Path) -> None:
         ("output: {resume: maybe}", r"output\.resume cannot be 'maybe': true or false"),
         ("train: {loss: 3}", r"train\.loss cannot be '3': a mapping is wanted"),
         ("train: {", r"not valid YAML"),
+        ("output: {folder: ''}", r"output\.folder is empty: give it a value, or leave it out"),
+        ("data: {train: }", r"data\.train is empty"),
+        ("train: {max_steps: 0}", r"recipe\.yaml: train\.max_steps is 0, it must be 1 or more"),
+        ("train: {epochs: -1}", r"train\.epochs is -1, it must be 1 or more"),
+        ("train: {lr: nan}", r"train\.lr is nan, it must be finite"),
+        ("train: {clip: inf}", r"train\.clip is inf, it must be finite"),
+        ("train: {beta2: 1}", r"train\.beta2 is 1\.0, it must be 0 or more and below 1"),
+        ("train: {seed: -1}", r"train\.seed is -1, it must be 0 or more and at most 4294967295"),
+        ("heads: {draft_vocab_coverage: 1.5}", r"coverage is 1\.5, it must be above 0 and at most 1"),
+        ("heads: {draft_vocab_coverage: 0}", r"coverage is 0\.0, it must be above 0 and at most 1"),
+        ("eval: {lookahead: 0}", r"eval\.lookahead is 0, it must be 1 or more"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read(tmp_path, text)
+
+
+def test_a_recipe_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(b"train: {lr: 1}  # \xe9")
+    with pytest.raises(SettingsError, match=r"recipe\.yaml is not UTF-8 text"):
+        load(tmp_path / "recipe.yaml")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +177,29 @@ def test_each_recipe_loads_and_opens_with_its_command(path: Path) -> None:
     opening = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any("accelerate launch train/train_heads.py" in line for line in opening)
     assert config.train.max_steps, "a recipe's time is fixed by its step count"
+
+
+NUMBERS: list[Any] = [int, float, int | None, float | None]
+COUNTS = {
+    "data": "max_length workers ahead",
+    "heads": "lookahead draft_vocab_size draft_vocab_coverage",
+    "train": "seed epochs max_steps batch_tokens micro_tokens bucket lr warmup_steps final_lr beta1 beta2 weight_decay "
+    "clip log_every save_every",
+    "eval": "every conversations prompts tokens lookahead",
+    "output": "keep",
+}
+
+
+def test_no_number_may_be_below_its_bounds(tmp_path: Path) -> None:
+    """Each would be a division by zero, no step at all, or a sign turned round."""
+    for section, kind in SECTIONS.items():
+        numbers = [name for name, (wanted, _) in fields_of(kind).items() if wanted in NUMBERS]
+        assert numbers == COUNTS.get(section, "").split()
+        for name in numbers:
+            with pytest.raises(
+                SettingsError, match=rf"{section}\.{name} is -1(\.0)?, it must be (0|1) or more|above 0"
+            ):
+                read(tmp_path, "{}", f"--{section}.{name}", "-1")
 
 
 def test_every_setting_has_help() -> None:
