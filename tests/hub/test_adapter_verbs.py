@@ -20,7 +20,7 @@ from heads.adapter import save_adapter
 from heads.base import DraftHeads
 from heads.push import push_folder
 from heads.target import Target
-from heads.tuned import adapt, factors, without_adapter
+from heads.tuned import adapt, base_tensors, factors, without_adapter
 from headstart import main
 from infer import options
 from tests.data import toys
@@ -51,9 +51,11 @@ def adapted_heads(target: Target) -> DraftHeads:
     with torch.no_grad():
         for tensor in factors(made).values():
             tensor.copy_(torch.randn(tensor.shape, generator=random))
-        for module in made.modules():
-            if hasattr(module, "get_delta_weight"):
-                module.base_layer.weight -= module.get_delta_weight("default")
+        below, pairs = base_tensors(made), factors(made)  # both share the weights' memory
+        for name, down in pairs.items():
+            if name.endswith(".lora_A.weight"):
+                layer = name.removesuffix(".lora_A.weight")
+                below[f"{layer}.weight"] -= 4 / 2 * pairs[f"{layer}.lora_B.weight"] @ down  # alpha over rank
     return made.eval()
 
 
