@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
 CARD, CODE, CERTIFICATE, PLOTS = "README.md", "custom_generate/generate.py", "certificate.json", "plots"
@@ -76,6 +79,22 @@ def target_files(folder: Path) -> list[str]:
     if missing:
         raise ValueError(f"{folder} has no {', '.join(missing)}: its target is not whole (weights must be safetensors)")
     return [*found, *shards]
+
+
+def broken(folder: Path, names: Iterable[str]) -> str | None:
+    """What is wrong with the first of some files that is no whole safetensors, or no JSON object; None if none is."""
+    for path in (folder / name for name in names):
+        try:
+            if path.suffix == ".json" and path.is_file():
+                read_object(path, INDEX_BYTES, "file of a model")
+            elif path.suffix == ".safetensors" and path.is_file():
+                with safe_open(path, "pt"):
+                    pass
+        except ValueError as problem:
+            return str(problem)
+        except SafetensorError as problem:
+            return f"{path} is not a whole safetensors file ({problem})"
+    return None
 
 
 def read_object(path: Path, limit: int, what: str) -> dict[str, Any]:

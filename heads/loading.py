@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from heads import embedded
 from heads.hub import REPO_ID, HubError, one_message
+from heads.layout import SHARDS, TARGET, broken
+
+# what broken files make transformers raise, for reasons that do not name them
+PUZZLED = (SafetensorError, ValueError, TypeError, AttributeError, KeyError, OSError)
 
 
 def load_model(
@@ -44,15 +49,22 @@ def load_model(
     place = _named(name)
     if access.get("local_files_only"):  # transformers would ask for an adapter all the same
         access["adapter_kwargs"] = {"local_files_only": True}
-    with one_message(place, access.get("token"), revision):
-        model, found = kind.from_pretrained(
-            place,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **access,
-        )
+    try:
+        with one_message(place, access.get("token"), revision):
+            model, found = kind.from_pretrained(
+                place,
+                dtype=dtype,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **access,
+            )
+    except PUZZLED as problem:
+        if (wrong := _broken_file(place)) is not None:
+            raise OSError(f"{wrong}: the model there is not whole, copy or fetch it again") from problem
+        if isinstance(problem, SafetensorError):
+            raise OSError(f"the weights of {place} are not whole ({problem}): fetch them again") from problem
+        raise
     if found["missing_keys"]:
         raise ValueError(_incomplete(name, model, found))
     return model
@@ -74,7 +86,7 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None, **access: A
     except HubError:
         raise
     except Exception as problem:  # broken files show as one of many types, by library
-        told = " ".join(str(problem).split())[:300]
+        told = _broken_file(place) or " ".join(str(problem).split())[:300]
         raise ValueError(f"{name} has no tokenizer that can be read ({told})") from problem
 
 
@@ -83,6 +95,13 @@ def _named(name: str) -> str:
     if not os.path.isdir(place) and not REPO_ID.fullmatch(place):
         raise FileNotFoundError(f"there is no folder {place}, and it is no Hub id (ORG/NAME) either")
     return place
+
+
+def _broken_file(place: str) -> str | None:
+    """What is wrong with a file of a model's folder, where one cannot be read."""
+    if not os.path.isdir(place):
+        return None
+    return broken(Path(place), [*TARGET, *sorted(path.name for path in Path(place).glob(SHARDS))])
 
 
 def _incomplete(name: str, model: Any, found: dict[str, Any]) -> str:

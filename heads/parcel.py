@@ -13,7 +13,7 @@ from pathlib import Path
 from heads.adapter import Record, check_base, find_base, read_record
 from heads.config import HeadsConfig
 from heads.hub import REPO_ID, Access, Place
-from heads.layout import ADAPTER, BASE, CONFIG, FACTORS, HEADS, WEIGHTS, target_files
+from heads.layout import ADAPTER, BASE, CONFIG, FACTORS, HEADS, WEIGHTS, broken, target_files
 from heads.store import read_config
 
 Content = Path | bytes
@@ -73,7 +73,10 @@ def pack(
     inside = "" if place.bundle is None else f"{HEADS}/"
     stored = _config_and_weights(inside, config, place)
     if place.bundle is not None:
-        files: dict[str, Content] = {name: place.bundle / name for name in target_files(place.bundle)}
+        names = target_files(place.bundle)
+        if (wrong := broken(place.bundle, names)) is not None:
+            raise ValueError(f"{wrong}: the target of this bundle is not whole, make it again (`headstart bundle`)")
+        files: dict[str, Content] = {name: place.bundle / name for name in names}
         stored = files | stored
     return Parcel(config, place.folder / WEIGHTS, stored)
 

@@ -88,6 +88,10 @@ def read_config(folder: Path) -> HeadsConfig:
         stored = read_object(path, CONFIG_BYTES, "configuration")
     except ValueError as error:
         raise HeadsFileError(str(error)) from None
+    if "kind" not in stored and stored.keys() & {"architectures", "model_type", "medusa_num_heads"}:
+        raise HeadsFileError(
+            f"{path} is a model's or another project's, not that of heads: `headstart import` makes heads of others'"
+        )
     return HeadsConfig.from_dict(stored, str(path))
 
 
@@ -207,13 +211,15 @@ def count_parameters(path: Path) -> int:
     Raises:
         HeadsFileError: the file is missing or not whole.
     """
+    if not path.is_file():
+        raise HeadsFileError(f"{path} is missing, or no plain file")
     try:
         with safe_open(path, "pt") as file:
             slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (the file is no mapping)
             return sum(
                 math.prod(part.get_shape()) for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")
             )
-    except (SafetensorError, FileNotFoundError) as problem:
+    except SafetensorError as problem:
         raise HeadsFileError(f"{path} is not a whole safetensors file ({problem}): save the heads again") from None
 
 

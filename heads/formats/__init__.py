@@ -66,7 +66,8 @@ def export_heads(
         target_name: recorded as the target's; the name that the heads know by default.
 
     Raises:
-        FormatError: the heads have no such form, with the reason; or there is no such format or engine.
+        FormatError: the heads have no such form, with the reason; or there is no such format or engine; or a weight is
+            not finite in the dtype.
         OSError: the folder holds something, or the disk refused.
     """
     if format_name not in FORMATS:
@@ -80,6 +81,11 @@ def export_heads(
         raise FormatError(f"weights cannot be stored as {dtype}")
     name = target_name or heads.config.target.name
     files = FORMATS[format_name].writes(heads, Request(engine, dtype, name))
+    if odd := [key for key, tensor in files.tensors.items() if not bool(tensor.isfinite().all())]:
+        raise FormatError(
+            f"{listed(odd)} would hold numbers that are not finite in {dtype}, with which nothing is drafted: train "
+            "these heads again, or export in a wider dtype"
+        )
     write_folder(Path(folder), files.config, files.weights, files.tensors)
     return Exported(
         format=format_name,

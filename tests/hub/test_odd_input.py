@@ -158,3 +158,58 @@ def test_what_verify_is_given(
     monkeypatch.setattr("infer.certify.certify", lambda *_: pytest.fail("it began"))
     refused(["verify", "heads", *words], capfd, message)
     assert not list(Path().rglob("*certificate*"))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights cut short": (lambda folder: cut(folder / "model.safetensors"), "is not a whole safetensors file"),
+    "no weights": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "is not a whole safetensors file"),
+    "config": (
+        lambda folder: (folder / "config.json").write_text("[]"),
+        "config.json must hold a JSON object, not a list",
+    ),
+    "generation": (lambda folder: (folder / "generation_config.json").write_text("[]"), "must hold a JSON object"),
+    "tokenizer": (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
+    "tokenizer cut": (lambda folder: cut(folder / "tokenizer.json"), "tokenizer.json is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_target_that_is_not_whole(fault: str, world: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither loaded, nor pushed as a bundle's part."""
+    spoil, message = BROKEN[fault]
+    assert main(["bundle", "heads", "--out", "whole"]) == 0
+    spoil(Path("whole"))
+    refused(["push", "whole", "org/new"], capfd, message)
+    assert world.repos == {}
+    refused(["bundle", "heads", "--target", "whole", "--out", "out"], capfd, message)
+    refused(["generate", "whole", "hello"], capfd, message)
+    assert not Path("out").exists()
+
+
+def test_another_projects_checkpoint_is_imported_first(world: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    message = "target/config.json is a model's or another project's, not that of heads: `headstart import` makes heads"
+    for words in (["push", "target", "org/new"], ["bundle", "target", "--out", "out"]):
+        refused(words, capfd, message)
+    refused(["export", "target", "--to", "eagle3", "--out", "out"], capfd, message)
+
+
+def test_weights_that_are_a_folder(world: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("heads/heads.safetensors").unlink()
+    Path("heads/heads.safetensors").mkdir()
+    refused(PUSH, capfd, "heads/heads.safetensors is missing, or no plain file")
+
+
+def test_heads_that_are_not_finite_are_not_exported(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made = heads_on(Target.load(str(save_target(tmp_path / "target", layers=8)), dtype=torch.float32), taps=(2, 4, 5))
+    with torch.no_grad():
+        made.get_parameter("fc.weight")[0, 0] = 1e6
+    made.save_pretrained(tmp_path / "heads")
+    words = ["export", str(tmp_path / "heads"), "--to", "eagle3", "--out"]
+    refused(
+        [*words, str(tmp_path / "half"), "--dtype", "float16"], capfd, "fc.weight would hold numbers that are not fin"
+    )
+    assert not (tmp_path / "half").exists() and main([*words, str(tmp_path / "whole")]) == 0
