@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from infer.plot import COLOURS
+from train.compare.score import ITSELF, LOOKUP, NOTHING
 
 Draw = Callable[[Any, Mapping[str, Any]], None]
+MARKERS = ("o", "s", "^", "D", "v")
 
 
 def draw(report: Mapping[str, Any], folder: Path) -> list[str]:
@@ -34,18 +36,30 @@ def draw(report: Mapping[str, Any], folder: Path) -> list[str]:
     return list(PLOTS)
 
 
-def _colours(report: Mapping[str, Any]) -> dict[str, str]:
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(report["arms"])}
+def looks(arms: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Colour and marker by arm, no two alike, controls in grey.
+
+    The control that is always right is left to the table: beside it all others would lie flat.
+    """
+    arms = list(arms)
+    own = [name for name in arms if name not in (NOTHING, LOOKUP, ITSELF)]
+    bright = COLOURS[:-1]  # the last is a grey
+    found = {
+        name: {"color": bright[place % len(bright)], "marker": MARKERS[place // len(bright) % len(MARKERS)]}
+        for place, name in enumerate(own)
+    }
+    greys = {NOTHING: {"color": "#b0b0b0", "marker": "."}, LOOKUP: {"color": "#555555", "marker": "x"}}
+    return found | {name: look for name, look in greys.items() if name in arms}
 
 
 def _by_budget(axes: Any, report: Mapping[str, Any]) -> None:
-    for name, colour in _colours(report).items():
+    for name, look in looks(report["arms"]).items():
         greedy = report["arms"][name]["greedy"]
         for kind, style in (("tree", "-"), ("chain", ":")):
             rows = {int(key.split()[1]) + (kind == "chain"): block for key, block in greedy.items() if kind in key}
             taus = [block["loop_free_tokens_per_round"]["value"] for block in rows.values()]
             label = name if kind == "tree" else None
-            axes.plot(list(rows), taus, style, marker="o", markersize=3, color=colour, label=label)
+            axes.plot(list(rows), taus, style, markersize=3, label=label, **look)
     axes.set_xscale("log", base=2)
     ticks = [2, 4, 8, 16, 32, 64]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -54,10 +68,10 @@ def _by_budget(axes: Any, report: Mapping[str, Any]) -> None:
 
 
 def _by_position(axes: Any, report: Mapping[str, Any]) -> None:
-    for name, colour in _colours(report).items():
+    for name, look in looks(report["arms"]).items():
         chains = [key for key in report["arms"][name]["greedy"] if key.startswith("chain")]
         accepted = report["arms"][name]["greedy"][chains[-1]]["loop_free_accepted_per_position"]
-        axes.plot(range(1, len(accepted) + 1), accepted, marker="o", color=colour, label=name)
+        axes.plot(range(1, len(accepted) + 1), accepted, markersize=4, label=name, **look)
     axes.set_ylim(0, 1)
     axes.set_xlabel("position in the draft (a chain)")
     axes.set_ylabel("share of rounds that accept it and all before it")
@@ -65,7 +79,7 @@ def _by_position(axes: Any, report: Mapping[str, Any]) -> None:
 
 def _curves(axes: Any, report: Mapping[str, Any]) -> None:
     """Of every rate that was tried; the chosen one's is thick and has the label."""
-    for name, colour in _colours(report).items():
+    for name, look in looks(report["arms"]).items():
         arm = report["arms"][name]
         for one in arm.get("rates") or [{**(arm.get("training") or {}), "chosen": True}]:
             points = [(step, accuracy[0]) for step, _, accuracy in one.get("curve") or [] if accuracy]
@@ -74,9 +88,9 @@ def _curves(axes: Any, report: Mapping[str, Any]) -> None:
             width = max(1, len(points) // 40)  # peers tell of every step
             means = [points[at : at + width] for at in range(0, len(points), width)]
             label = f"{name} {one['rate']:g}" if "rate" in one else name
-            look = {"label": label, "linewidth": 1.8} if one["chosen"] else {"linewidth": 0.8, "alpha": 0.6}
+            line = {"label": label, "linewidth": 1.8} if one["chosen"] else {"linewidth": 0.8, "alpha": 0.6}
             right = [sum(value for _, value in part) / len(part) for part in means]
-            axes.plot([part[-1][0] for part in means], right, color=colour, **look)
+            axes.plot([part[-1][0] for part in means], right, color=look["color"], **line)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("first drafted token right, in training, as each counts it\n(thin: other learning rates)")
 

@@ -36,7 +36,7 @@ def figures(
         apart: controls, which nothing is held against: they say what is possible.
         columns: the figures that count.
     """
-    first = next(iter(scores))
+    first, threads = next(iter(scores)), torch.get_num_threads()
     arms = {}
     for name, found in scores.items():
         block: dict[str, Any] = found.blocks()
@@ -58,7 +58,7 @@ def figures(
         "arms": arms,
         "times": {name: _times(scores[first], scores[name], columns) for name in others},
         "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()},
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {platform.system()}",
+        "machine": f"{platform.machine()}, {threads} thread{'s' * (threads > 1)}, {platform.system()}",
         "command": shlex.join(["headstart", *sys.argv[1:]]),
     }
 
