@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, errors
+from safetensors import safe_open
 
 from heads.adapter import save_adapter
 from heads.card import card
@@ -25,7 +26,7 @@ from heads.layout import BASE, CARD, CERTIFICATE, CODE, CONFIG, FACTORS, HEADS, 
 from heads.parcel import Base, Content, pack
 from heads.plots import plots
 from heads.reports import gather, published, read_reports
-from heads.store import count_parameters, weights_digest
+from heads.store import HeadsFileError, count_parameters, weights_digest
 from heads.tuned import without_adapter
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def push_folder(
             weights cannot be read, a report is of other heads, something to be uploaded holds an access token, or plots
             cannot be drawn.
         HubError: the Hub refused or could not be reached.
-        HeadsFileError: the folder does not hold whole heads.
+        HeadsFileError: the folder does not hold whole heads, or they hold numbers that are not finite.
     """
     if not REPO_ID.fullmatch(repo_id):
         raise ValueError(f"{repo_id} is no Hub id: it must be ORG/NAME")
@@ -128,6 +129,7 @@ def push_folder(
     parcel = pack(place, repo_id, target_name, Base(base, base_revision, with_base), token, ask=not dry_run)
     config, stored = parcel.config, parcel.stored
     parameters = count_parameters(parcel.weights)
+    _refuse_odd_numbers(parcel.weights)
     digest = weights_digest(place.folder)
     root = place.bundle or place.folder
     reports = [report] if isinstance(report, Mapping) else report
@@ -188,6 +190,15 @@ def _refuse_strangers(repo_id: str, there: set[str]) -> None:
             f"{repo_id} holds {', '.join(models)} and no heads: it is somebody's model. Push heads to a repository of "
             "their own, or target and heads together to a new one (`headstart bundle`)"
         )
+
+
+def _refuse_odd_numbers(path: Path) -> None:
+    """Heads with NaN or infinity in them draft nothing; one tensor is in memory at a time."""
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (the file is no mapping)
+            value = file.get_tensor(name)
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise HeadsFileError(f"{path}: {name} holds NaN or infinity: train these heads again")
 
 
 def _refuse_secrets(files: Mapping[str, Content]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from heads.target import Target
 from headstart import main
@@ -201,6 +202,17 @@ def test_weights_that_are_a_folder(world: Hub, capfd: pytest.CaptureFixture[str]
     Path("heads/heads.safetensors").unlink()
     Path("heads/heads.safetensors").mkdir()
     refused(PUSH, capfd, "heads/heads.safetensors is missing, or no plain file")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_heads_that_are_not_finite_are_not_pushed(value: float, world: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    file = Path("heads/heads.safetensors")
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, {"format": "pt"})
+    refused(PUSH, capfd, f"{name} holds NaN or infinity: train these heads again")
+    assert not world.repos
 
 
 def test_heads_that_are_not_finite_are_not_exported(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
