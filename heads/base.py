@@ -59,6 +59,8 @@ class DraftHeads(nn.Module, ABC):
     attentions: ClassVar[tuple[str, ...]] = ("plain",)
     """Ways in which the training unroll can attend; ``attention`` is the one it does."""
     attention: str = "plain"
+    over_vocabulary: ClassVar[tuple[str, ...]] = ("lm_head", "outputs", "markov")
+    """Submodules whose matrices have a row for each token, which optimizers of other matrices leave alone."""
     target_ids: Tensor
 
     def __init__(self, config: HeadsConfig, target: Target) -> None:

@@ -123,9 +123,14 @@ class TrainConfig:
     schedule: str = knob("cosine", "of the learning rate, in optimizer steps", ("cosine", "linear", "constant"))
     warmup_steps: int = knob(0, "optimizer steps of linear warm-up", least=0)
     final_lr: float = knob(0.0, "learning rate at the end as a share of lr", least=0)
+    optimizer: str = knob(
+        "adamw", "of all weights; or muon: of the matrices, beside AdamW for vocabularies and norms", ("adamw", "muon")
+    )
     beta1: float = knob(0.9, "AdamW", least=0, below=1)
     beta2: float = knob(0.95, "AdamW", least=0, below=1)
-    weight_decay: float = knob(0.0, "AdamW", least=0)
+    momentum: float = knob(0.95, "Muon", least=0, below=1)
+    muon_factor: float = knob(1.0, "Muon's learning rate in those of AdamW, both of which the schedule scales", above=0)
+    weight_decay: float = knob(0.0, "of both, apart from the loss", least=0)
     clip: float = knob(1.0, "largest gradient norm; 0: none", least=0)
     loss: dict[str, float] = table({"soft_ce": 1.0}, "weight of each loss term (train/losses.py)")  # noqa: RUF009
     position_weights: tuple[float, ...] | None = knob(

@@ -82,6 +82,9 @@ class Engine:
         """Add a micro-batch's gradient."""
         self.accelerator.backward(loss)
 
+    spreads: str | None = None
+    """Who spreads over the processes what the optimizer works on; None where each process has all."""
+
     takes_early = False
     """Whether the last backward pass has already moved the weights."""
 

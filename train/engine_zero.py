@@ -14,15 +14,17 @@ from torch import Tensor
 
 from train.engine import Engine, MakeOptimizer, by_number
 from train.launch import LaunchError
+from train.optimizer import ADAMW
+from train.optimizer import MOMENTS as KEPT
 from train.step import HeadsStep, Step
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, one value a weight
+MOMENTS = KEPT[ADAMW]  # one value a weight
 
 
 class Zero(Engine):
     """ZeRO-1, 2 or 3; and stage 0, which is DeepSpeed's plain data parallelism."""
 
-    takes_early = True
+    takes_early, spreads = True, "DeepSpeed"
 
     def __init__(self, accelerator: Accelerator, step: Step, make: MakeOptimizer) -> None:
         self.stage = int(accelerator.state.deepspeed_plugin.zero_stage)

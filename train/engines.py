@@ -9,6 +9,7 @@ from train.config import RunConfig
 from train.engine import Engine, MakeOptimizer
 from train.engine_fsdp import Fsdp
 from train.engine_zero import Zero
+from train.optimizer import refuse_parts
 from train.step import Step
 
 LAUNCHED: dict[DistributedType, type[Engine]] = {DistributedType.DEEPSPEED: Zero, DistributedType.FSDP: Fsdp}
@@ -20,6 +21,9 @@ def start_engine(config: RunConfig, accelerator: Accelerator, step: Step, make: 
 
     Raises:
         LaunchError: another engine than was asked for would run.
+        SettingsError: the optimizer is none for this engine.
     """
     kind = ASKED.get(config.train.engine) or LAUNCHED.get(accelerator.distributed_type, Engine)
+    if kind.spreads is not None:
+        refuse_parts(config.train, kind.spreads)
     return kind(accelerator, step, make)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from train.interrupt import Interrupted, StopRequest
 from train.kernels import use_in_heads
 from train.losses import make_criterion, position_weights
 from train.memory import peak_bytes
+from train.optimizer import make_optimizer
 from train.progress import Bar, Reporter, duration
 from train.ranks import Ranks
 from train.runlog import RunLog
@@ -67,13 +67,7 @@ class Trainer:
         weights = position_weights(settings.position_weights, heads.position_weights())
         inner = HeadsStep(heads, make_criterion(settings.loss), weights, settings.precision)
         step = Step(inner, heads.target.layers if config.target.placement == "inside" else None)
-        make = partial(
-            torch.optim.AdamW,
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-        )
-        self.engine = start_engine(config, accelerator, step, make)
+        self.engine = start_engine(config, accelerator, step, make_optimizer(settings, heads))
         self.stepper = Stepper(config, heads, train, self.engine)
         self.folder = Path(config.output.folder)
         self.log = RunLog(self.folder)

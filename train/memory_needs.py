@@ -24,6 +24,7 @@ from train.features import run_target
 from train.losses import make_criterion
 from train.memory import available_bytes, resident_bytes
 from train.needs import StepPlan
+from train.optimizer import MOMENTS, parted
 from train.storage import Storage
 
 
@@ -41,13 +42,14 @@ class MemoryNeeds:
         model = heads.target.model
         trained = [p for p in heads.parameters() if p.requires_grad]
         weights = nbytes(heads.state_dict().values())
+        moved = parted(self.config.train, heads, trained)
         several = self.accelerator.num_processes > 1
         parts = {
             "process without the target": self.base,
             "target": nbytes({id(t): t for t in (*model.parameters(), *model.buffers())}.values()),
             "heads": weights,
             "gradients": nbytes(trained) * (2 if several else 1),  # data parallelism has buckets of its own
-            "AdamW": 2 * nbytes(trained),
+            "optimizer": sum(len(MOMENTS[name]) * nbytes(part) for name, part in moved.items()),
         }
         share = conversations.answer_tokens / int(conversations.lengths.sum())
         take, judge = self.training_pass(heads, share), self.states_pass(heads, share)

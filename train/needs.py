@@ -19,6 +19,7 @@ from train.config import RunConfig
 from train.conversations import Conversations
 from train.estimate import stored_bytes
 from train.loop import plan_of
+from train.optimizer import ADAMW, MOMENTS, parted
 
 Shape = tuple[int, int]  # rows of a pass, and the tokens they are padded to
 
@@ -123,7 +124,7 @@ class DiskNeeds:
             states={name: count for name, count in missing.items() if count},
             found={name: count for name, count in found.items() if count},
             heads=written,
-            checkpoint=written + _optimizer_bytes(heads),
+            checkpoint=written + _optimizer_bytes(config, heads),
             checkpoints=config.output.keep + 1 + evaluated,
         )
 
@@ -145,11 +146,14 @@ def _heads_bytes(heads: DraftHeads) -> int:
     return stored_bytes(tensors, {"format": "pt"}) + config
 
 
-def _optimizer_bytes(heads: DraftHeads) -> int:
-    """Of AdamW's state in a checkpoint."""
+def _optimizer_bytes(config: RunConfig, heads: DraftHeads) -> int:
+    """Of the optimizer's state in a checkpoint."""
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for index, parameter in enumerate(p for p in heads.parameters() if p.requires_grad):
-        tensors[f"{index}.step"] = ((), torch.float32)
-        for name in ("exp_avg", "exp_avg_sq"):
+    trained = [p for p in heads.parameters() if p.requires_grad]
+    parts = parted(config.train, heads, trained)
+    for index, (part, parameter) in enumerate((name, p) for name, weights in parts.items() for p in weights):
+        if part == ADAMW:
+            tensors[f"{index}.step"] = ((), torch.float32)
+        for name in MOMENTS[part]:
             tensors[f"{index}.{name}"] = (tuple(parameter.shape), parameter.dtype)
     return stored_bytes(tensors)

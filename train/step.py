@@ -29,6 +29,7 @@ from train.config import RunConfig
 from train.features import FeatureSource
 from train.figures import Sums
 from train.guards import BadBatch, is_finite, memory_advice, refuse_not_finite
+from train.optimizer import FACTOR
 from train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Stepper:
             OutOfMemory: a pass did not fit.
         """
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get(FACTOR, 1.0)
         bad: list[BadBatch] = []
         for at, (micro, count) in enumerate(zip(share.micros, share.counts, strict=True), 1):
             last = at == len(share.micros)

@@ -73,7 +73,7 @@ def test_it_is_said_to_need_what_the_target_itself_needs(
     for name in ("heads", "target", "total"):
         assert drawn["work"][name] == pytest.approx(real["work"][name], rel=0.01), name
     assert drawn["target"]["parameters"] == real["target"]["parameters"]
-    for name in ("target", "heads", "gradients", "AdamW"):
+    for name in ("target", "heads", "gradients", "optimizer"):
         assert drawn["memory"]["parts"][name] == real["memory"]["parts"][name], name
     (training, ours), (states, most) = list(drawn["memory"]["moments"].items())[:2]
     assert training.startswith("training") and states.startswith("computing")
