@@ -82,8 +82,8 @@ class Engine:
         """Add a micro-batch's gradient."""
         self.accelerator.backward(loss)
 
-    spreads: str | None = None
-    """Who spreads over the processes what the optimizer works on; None where each process has all."""
+    flattens: str | None = None
+    """Who gives the optimizer flat parts of the weights; None where it is given matrices."""
 
     takes_early = False
     """Whether the last backward pass has already moved the weights."""

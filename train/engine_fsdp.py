@@ -23,7 +23,7 @@ from train.launch import LaunchError
 class Fsdp(Engine):
     """Sharded by torch's FSDP2."""
 
-    name = spreads = "fsdp2"
+    name = "fsdp2"
 
     def _prepare(self, make: MakeOptimizer) -> tuple[Any, Any]:
         mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))

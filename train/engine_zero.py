@@ -24,7 +24,7 @@ MOMENTS = KEPT[ADAMW]  # one value a weight
 class Zero(Engine):
     """ZeRO-1, 2 or 3; and stage 0, which is DeepSpeed's plain data parallelism."""
 
-    takes_early, spreads = True, "DeepSpeed"
+    takes_early, flattens = True, "DeepSpeed"
 
     def __init__(self, accelerator: Accelerator, step: Step, make: MakeOptimizer) -> None:
         self.stage = int(accelerator.state.deepspeed_plugin.zero_stage)

@@ -24,6 +24,6 @@ def start_engine(config: RunConfig, accelerator: Accelerator, step: Step, make: 
         SettingsError: the optimizer is none for this engine.
     """
     kind = ASKED.get(config.train.engine) or LAUNCHED.get(accelerator.distributed_type, Engine)
-    if kind.spreads is not None:
-        refuse_parts(config.train, kind.spreads)
+    if kind.flattens is not None:
+        refuse_parts(config.train, kind.flattens)
     return kind(accelerator, step, make)

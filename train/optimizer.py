@@ -1,7 +1,8 @@
 """The optimizer of the heads' weights: AdamW for all of them, or Muon for the matrices that states go through.
 
 Muon moves a matrix along its momentum with all singular values made alike (arXiv 2502.16982, whose scale lets it take
-AdamW's learning rate), which needs the matrix whole. Matrices over a vocabulary, norms and biases stay AdamW's.
+AdamW's learning rate), which needs the matrix whole: FSDP2 puts it together, DeepSpeed's ZeRO flattens it. Matrices
+over a vocabulary, norms and biases stay AdamW's.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ def make_optimizer(settings: TrainConfig, heads: DraftHeads) -> Make:
 
 
 def refuse_parts(settings: TrainConfig, engine: str) -> None:
-    """An optimizer that needs whole matrices, under an engine that spreads weights or what is kept of them.
+    """An optimizer that needs whole matrices, under an engine that has none.
 
     Raises:
         SettingsError: always where it was asked for.
     """
     if settings.optimizer == MUON:
         raise SettingsError(
-            f"train.optimizer muon needs whole matrices, and {engine} spreads what an optimizer works on: set "
-            "train.optimizer to adamw, or launch without it (data parallel)"
+            f"train.optimizer muon needs whole matrices, and {engine} flattens them: set train.optimizer to adamw, "
+            "or launch data parallel or under FSDP2"
         )
 
 

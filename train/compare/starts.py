@@ -27,7 +27,36 @@ def _target_norm(heads: DraftHeads) -> None:
     heads.get_submodule("norm").get_parameter("weight").data.copy_(final.get_parameter("weight"))
 
 
-STARTS: dict[str, Callable[[DraftHeads], None]] = {"random": _random, "target_norm": _target_norm}
+def _target_layer(heads: DraftHeads) -> None:
+    """The target's last layer in the heads' own, its norms folded in; what reads the token's embedding stays random.
+
+    Raises:
+        ValueError: the two are not built alike.
+    """
+    heads.initialize()
+    width, theirs = heads.config.hidden_size, heads.target.layers[-1]
+    at = {
+        **{f"self_attn.{name}_proj": "input_layernorm" for name in "qkv"},
+        **{f"mlp.{name}_proj": "post_attention_layernorm" for name in ("gate", "up")},
+        "self_attn.o_proj": "",
+        "mlp.down_proj": "",
+    }
+    try:
+        for name, norm in at.items():
+            weight = theirs.get_submodule(name).get_parameter("weight").float()
+            if norm:
+                weight = weight * theirs.get_submodule(norm).get_parameter("weight").float()
+            own = heads.get_submodule(f"layer.{name.partition('.')[2]}").get_parameter("weight")
+            own.data[:, own.shape[1] - width if norm else 0 :].copy_(weight)
+    except (AttributeError, RuntimeError) as error:
+        raise ValueError(f"{heads.config.kind} heads cannot start as a layer of {heads.target.name}: {error}") from None
+
+
+STARTS: dict[str, Callable[[DraftHeads], None]] = {
+    "random": _random,
+    "target_norm": _target_norm,
+    "target_layer": _target_layer,
+}
 
 
 def written(name: str, config: RunConfig, target: Target, texts: Conversations, folder: Path) -> Path:

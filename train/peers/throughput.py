@@ -46,7 +46,10 @@ from train.ranks import Ranks  # noqa: E402
 from train.settings import load  # noqa: E402
 
 # what all can train: economize lacks EAGLE-3.1's norms
-COMMON = ["--heads.options.fc_norm=false", "--heads.options.norm_output=false"]
+# what every trainer can do
+COMMON = [
+    "--heads.options.fc_norm=false", "--heads.options.norm_output=false", "--train.optimizer=adamw",
+]  # fmt: skip
 
 
 def options() -> argparse.ArgumentParser:

@@ -106,7 +106,7 @@ def test_the_plan_that_comes_along_names_what_there_is() -> None:
     plan = read(ROOT / "configs" / "compare" / "ablations.yaml")
     names = [group.name for group in plan.groups]
     assert names == [
-        "taps", "unroll", "loss", "norms", "vocabulary", "markov", "initialisation", "amount", "answers",
+        "taps", "unroll", "optimizer", "loss", "norms", "vocabulary", "markov", "initialisation", "amount", "answers",
     ]  # fmt: skip
     for group in plan.groups:
         for run in group.runs:
@@ -132,7 +132,7 @@ def test_the_plan_that_comes_along_names_what_there_is() -> None:
         ({"groups": {"g": {"asks": "?", "runs": [{"name": "a"}, {"set": {}}]}}}, "a run has no name"),
         (
             {"groups": {"g": {"asks": "?", "runs": [{"name": "a"}, {"name": "b", "init": "randm"}]}}},
-            "g, b: init may be random, target_norm — did you mean 'random'?",
+            "g, b: init may be random, target_norm, target_layer — did you mean 'random'?",
         ),
         (
             {"groups": {"g": {"asks": "?", "axis": "n", "runs": [{"name": "a"}, {"name": "b"}]}}},
