@@ -164,8 +164,8 @@ def test_a_killed_run_with_muon_goes_on_bit_for_bit(world: Path, launch: Launch)
 def test_two_processes_with_muon_are_one(engine: str, world: Path, launch: Launch) -> None:
     """Within what its bfloat16 makes of the order of sums; FSDP2 puts matrices together where they are multiplied."""
     settings = ("--train.optimizer", "muon", "--train.max_steps", "3", "--eval.prompts", "0")
-    words = ["--config", world / "recipe.yaml", *settings, "--train.engine", engine, "--output.folder", world / "two"]
-    done = run(words, processes=2)
+    words: list[str | Path] = ["--config", world / "recipe.yaml", *settings, "--train.engine", engine]
+    done = run([*words, "--output.folder", world / "two"], processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     launch(*settings, "--output.folder", world / "one")
     assert list(losses(world / "two").values()) == pytest.approx(list(losses(world / "one").values()), rel=2e-3)

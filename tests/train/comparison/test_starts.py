@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,11 +14,12 @@ from train.compare.starts import STARTS
 
 def test_the_targets_last_layer_reads_the_state_as_it_does_there() -> None:
     target = tiny_target()
-    theirs, width = target.layers[-1], target.hidden_size
+    theirs: Any = target.layers[-1]
+    width = target.hidden_size
     torch.manual_seed(0)
     for norm in ("input_layernorm", "post_attention_layernorm"):
         theirs.get_submodule(norm).get_parameter("weight").data.uniform_(0.5, 2.0)
-    heads = build(make_config("eagle", target, lookahead=3, taps=(1, 2, 3)), target)
+    heads: Any = build(make_config("eagle", target, lookahead=3, taps=(1, 2, 3)), target)
     fresh = {name: value.clone() for name, value in heads.state_dict().items()}
     STARTS["target_layer"](heads)
     state = torch.randn(5, width, dtype=torch.float64)
