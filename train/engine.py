@@ -125,7 +125,7 @@ class Engine:
         return copy
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's state as ``NUMBER.NAME``, by number of the trained parameter; on the CPU."""
+        """The optimizer's state as ``NUMBER.NAME``, by number of the weight in its groups; on the CPU."""
         state = self.optimizer.state_dict()["state"]
         return {
             f"{number}.{name}": whole(torch.as_tensor(value)).cpu().contiguous()

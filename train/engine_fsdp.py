@@ -54,8 +54,9 @@ class Fsdp(Engine):
         with torch.no_grad():
             for name, tensor in self.heads.state_dict(keep_vars=True).items():
                 tensor.copy_(_like(weights[name], tensor))
+        moved = [weight for group in self.optimizer.param_groups for weight in group["params"]]  # as they are numbered
         state = {
-            number: {name: _like(value, self.parameters[number]) if value.dim() else value for name, value in s.items()}
+            number: {name: _like(value, moved[number]) if value.dim() else value for name, value in s.items()}
             for number, s in by_number(moments).items()
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})

@@ -45,8 +45,7 @@ from train.progress import Reporter  # noqa: E402
 from train.ranks import Ranks  # noqa: E402
 from train.settings import load  # noqa: E402
 
-# what all can train: economize lacks EAGLE-3.1's norms
-# what every trainer can do
+# what all can train with: economize lacks EAGLE-3.1's norms, and Muon
 COMMON = [
     "--heads.options.fc_norm=false", "--heads.options.norm_output=false", "--train.optimizer=adamw",
 ]  # fmt: skip
