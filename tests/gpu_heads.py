@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -37,7 +38,7 @@ from train.assemble import BUILTIN, find_recipe, make_heads
 from train.config import RunConfig
 from train.conversations import Conversations
 from train.features import OnlineFeatures, pad_ids, run_target
-from train.interrupt import StopRequest
+from train.interrupt import StopRequest, Terminated, terminate
 from train.launch import start
 from train.loop import Trainer
 from train.losses import make_criterion
@@ -129,12 +130,13 @@ class Work:
 def train(work: Work) -> None:
     """Trains the recommended kind on the embedded target for five minutes."""
     steps, spent = work.size.trial, 0.0
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     for name in ("trial", "run"):
         out = work.folder / name
         settings = [*work.size.settings, "--eval.prompts=0", "--tracker.kind=none", f"--train.max_steps={steps}"]
         words = [sys.executable, str(SCRIPT), "--config", str(work.recipe), *settings, f"--output.folder={out}"]
         out.mkdir(parents=True)
-        meter.run(words, dict(_environ()), out / "log.txt", timeout=LONGEST)
+        meter.run(words, environ, out / "log.txt", timeout=LONGEST)
         report = json.loads((out / REPORT).read_text(encoding="utf-8"))
         logged = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         rate = [line["train/tokens_per_second"] for line in logged if "train/tokens_per_second" in line][-1]
@@ -150,10 +152,6 @@ def train(work: Work) -> None:
         "heads": str(work.folder / "run" / HEADS),
     }
     print(f"  {steps} steps in {spent:.0f} s, {rate:,.0f} tokens a second")
-
-
-def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
 
 
 def worth(work: Work) -> None:
@@ -268,7 +266,7 @@ def main(words: list[str] | None = None) -> int:
     args = parser.parse_args(words)
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    if not args.dry_run and not torch.cuda.is_available():
+    if not (args.dry_run or torch.cuda.is_available()):
         print("FAIL: torch sees no GPU here", file=sys.stderr)
         return 1
     device, failed = torch.device("cpu" if args.dry_run else "cuda"), []
@@ -278,13 +276,15 @@ def main(words: list[str] | None = None) -> int:
         work = Work(Path(scratch), TINY if args.dry_run else GPU, device)
         for name in args.parts or PARTS:
             print(f"{name}: {(PARTS[name].__doc__ or '').strip()}", flush=True)
-            began, why = time.monotonic(), ""
+            began, why, over = time.monotonic(), "", False
             try:
                 PARTS[name](work)
-            except Exception as error:  # whatever it is, the other parts still run
-                why = f"{type(error).__name__}: {error}"
+            except (Exception, Terminated) as error:  # whatever it is, the others still run, if there is time
+                why, over = f"{type(error).__name__}: {error}", isinstance(error, Terminated)
                 failed.append(name)
             print(f"{name}: {'FAIL ' + why if why else 'done'} ({time.monotonic() - began:.0f} s)", flush=True)
+            if over:
+                break
         about = {"torch": torch.__version__, "device": where, "dry_run": args.dry_run, "failed": failed}
         write_json(partial / REPORT, about | work.found)
         if (heads := work.folder / "run" / HEADS).is_dir():
@@ -294,4 +294,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminate)
     sys.exit(main())

@@ -11,6 +11,7 @@ from infer.paired import times
 from infer.plot import COLOURS
 from train.compare.ablation_plan import Group, Run
 from train.compare.arms import Taught
+from train.compare.plots import drawable
 from train.compare.report import training
 from train.compare.score import DECODED, Score
 
@@ -80,7 +81,8 @@ def page(report: Mapping[str, Any]) -> str:
         f"Target {report['target']} in {report['dtype']}; {len(report['prompts'])} held-out prompts, at most "
         f"{report['max_new_tokens']} new tokens each, greedy; training seed {report['seed']}. Each run was trained for "
         f"{long} (equal {report['equal']}), with one thing changed. Accepted drafts a round are τ - 1 without loops, "
-        "walked along the target's own text, with 95% over prompts; ratios are over the same prompts.\n\n"
+        "walked along the target's own text, with 95% over prompts; ratios are over the same prompts. All is of one "
+        "training each: what another seed would change is in no interval.\n\n"
         f"{tables(report)}\n\n![ablations.png](ablations.png)\n\n```bash\n{report['command']}\n```\n"
     )
 
@@ -91,11 +93,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plots need matplotlib: run `pip install 'headstart[plot]'`") from None
+    FigureCanvasAgg, Figure = drawable()
     groups = [group for group in report["groups"] if group["runs"]]
     wide = 2 if len(groups) > 1 else 1
     high = max(1, -(-len(groups) // wide))

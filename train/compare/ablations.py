@@ -14,9 +14,10 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ from infer.evaluate import Settings, ask
 from infer.options import DTYPES, positive, prompt_options, prompts_of
 from train.assemble import BUILTIN, find_recipe, load_conversations
 from train.compare.ablation_page import draw, page, results, tables
-from train.compare.ablation_plan import Ablations, Run, read, some
+from train.compare.ablation_plan import Ablations, Group, Run, read, some
 from train.compare.arms import Arm, Course, Taught, taught
 from train.compare.judge import Judge
+from train.compare.plots import drawable
 from train.compare.score import Plan, Score
 from train.compare.starts import written
 from train.evaluation import spread
@@ -88,6 +90,15 @@ class Trainings:
         self.done[name] = taught(arm, replace(course, steps=self._steps(arm, course)))
         return self.done[name]
 
+    def check(self, run: Run) -> None:
+        """What can be told before hours of training: settings that there are not, data that cannot be had so.
+
+        Raises:
+            ValueError, OSError: the run cannot be trained.
+        """
+        course = self.course_of(run)
+        load(find_recipe(run.recipe), [*(f"--{key}={value}" for key, value in run.set), *course.common()])
+
     def _start(self, run: Run, course: Course, name: str) -> Path:
         words = [f"--{key}={value}" for key, value in run.set] + course.common()
         words.append(f"--output.folder={course.folder / 'starts' / name}")
@@ -104,14 +115,23 @@ class Trainings:
         if self.plan.equal == "tokens":
             arm = Arm("recipe", "recipe", self.plan.config)
             course = self.course
-        trial = replace(arm, name=f"{arm.name}-trial")
-        kept = course.folder / f"{trial.name}.json"
+        about = json.dumps([arm.what, arm.settings, to_yaml(course.base), course.threads], sort_keys=True)
+        settings = {**arm.settings, "train.log_every": "1"}
+        name = f"{arm.name}-trial-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
+        kept = course.folder / f"{name}.json"
         if not kept.is_file():
-            done = taught(trial, replace(course, steps=TRIAL))
-            spent = json.loads((done.heads.parent / "report.json").read_text(encoding="utf-8"))["seconds"]
-            write_json(kept, {"seconds_per_step": spent / TRIAL})
+            done = taught(replace(arm, name=name, settings=settings), replace(course, steps=TRIAL))
+            write_json(kept, {"seconds_per_step": _seconds_per_step(done)})
         each = json.loads(kept.read_text(encoding="utf-8"))["seconds_per_step"]
         return max(1, round(60 * self.minutes / each))
+
+
+def _seconds_per_step(trial: Taught) -> float:
+    """By the middle of its steps: the first ones wait for memory and code."""
+    assert trial.tokens is not None and trial.steps is not None
+    lines = (trial.heads.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    rates = [found for line in lines if (found := json.loads(line).get("train/tokens_per_second"))]
+    return trial.tokens / trial.steps / median(rates)
 
 
 def fewer(named: str, count: int, folder: Path) -> Path:
@@ -165,6 +185,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> dict[str, Any]:
     base = load(find_recipe(plan.config), [f"--{word}" for word in args.set])
     minutes = plan.minutes if args.minutes is None else args.minutes
     prompts = prompts_of(args)
+    drawable()
     with new_folder(args.out) as partial:
         course = Course(base, start(base), TRIAL, args.runs, default_root(), {}, args.threads, reporter)
         trainings = Trainings(course, plan, minutes, args.steps, data)
@@ -172,9 +193,13 @@ def run(args: argparse.Namespace, reporter: Reporter) -> dict[str, Any]:
         settings = Settings(args.max_new_tokens, 0.0, args.seed)
         judge = Judge(target, args.runs / "scores", DEPTH, Plan(settings, (), trees=(8, 16, 32)))
         questions = ask(prompts, target.tokenizer())
+        needed = {group.name: _missing(group, data) for group in plan.groups}
+        for group in plan.groups:
+            for one in group.runs if not needed[group.name] else ():
+                trainings.check(one)
         groups = []
         for group in plan.groups:
-            missing = sorted({one.data for one in group.runs if one.data is not None and one.data not in data})
+            missing = needed[group.name]
             found: list[tuple[Run, Taught, Score]] = []
             for one in group.runs if not missing else ():
                 reporter.say(f"── {group.name}: {one.name}")
@@ -196,6 +221,11 @@ def run(args: argparse.Namespace, reporter: Reporter) -> dict[str, Any]:
         write_json(partial / "report.json", report)
         write_whole(partial / "README.md", page(report))
     return report
+
+
+def _missing(group: Group, data: Mapping[str, Path]) -> list[str]:
+    """Names of conversations that its runs ask for and that are not given."""
+    return sorted({one.data for one in group.runs if one.data is not None and one.data not in data})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,8 +15,9 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from train.progress import Reporter
 from train.settings import build, load, override, to_dict
 
 SCRIPT = Path(__file__).resolve().parents[1] / "train_heads.py"
+GRACE = 60.0  # seconds in which a training that is stopped writes its checkpoint
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Course:
         steps: optimizer steps, so that all see the same tokens.
         folder: for what is trained; an arm that is there already is not trained again.
         environments: of the peers; ``pythons`` are made by the user.
+        said: how a command line of the peers' script says the base recipe.
     """
 
     base: RunConfig
@@ -84,6 +87,7 @@ class Course:
     pythons: dict[str, Path]
     threads: int
     reporter: Reporter
+    said: tuple[str, ...] = ()
 
     def common(self) -> list[str]:
         """The settings that no recipe may choose for itself."""
@@ -109,8 +113,9 @@ class Taught:
 
     Attributes:
         heads: folder.
-        steps, tokens, seconds, peak_bytes: of the training, states of the target and start included; None where the
-            heads were there already.
+        steps, tokens, seconds, peak_bytes: of the training, start included; None where the heads were there already.
+        states: seconds in which the target's states were computed before it; None where that is not known.
+        fixed: seconds of the training that do not grow with its steps: the start.
         curve: (step, loss, accuracy by depth) as the trainer itself counts them.
         command: that made them.
     """
@@ -119,6 +124,8 @@ class Taught:
     steps: int | None = None
     tokens: int | None = None
     seconds: float | None = None
+    states: float | None = None
+    fixed: float = 0.0
     peak_bytes: int | None = None
     curve: tuple[tuple[int, float, tuple[float, ...]], ...] = ()
     command: str = ""
@@ -150,7 +157,7 @@ def _ours(arm: Arm, course: Course) -> Taught:
     words = [f"--{name}={value}" for name, value in {**arm.settings, **quiet}.items()]
     words = ["--config", str(find_recipe(arm.what)), *words, *course.common()]
     config = load(Path(words[1]), words[2:])  # a bad setting is told before anything runs
-    lengths, states_seconds = prepared(config, course.accelerator, course.reporter)
+    lengths, states = prepared(config, course.accelerator, course.reporter)
     course.reporter.say(f"{arm.name}: {course.steps} steps of {config.heads.kind} heads")
     out.mkdir(parents=True, exist_ok=True)
     spent = _metered([sys.executable, str(SCRIPT), *words], out, course.threads)
@@ -159,7 +166,9 @@ def _ours(arm: Arm, course: Course) -> Taught:
         heads=out / HEADS,
         steps=report["steps"],
         tokens=sum(int(lengths[step].sum()) for step in teach.steps_of(config, lengths, report["steps"])),
-        seconds=spent["seconds"] + states_seconds,
+        seconds=spent["seconds"],
+        states=states,
+        fixed=spent["fixed"],
         peak_bytes=spent["peak"],
         curve=tuple(_curve(out / "log.jsonl")),
         command=shlex.join(["python", "train/train_heads.py", "--config", arm.what, *words[2:]]),
@@ -168,12 +177,24 @@ def _ours(arm: Arm, course: Course) -> Taught:
 
 
 def _metered(command: list[str], out: Path, threads: int) -> dict[str, Any]:
-    """Run our training; what it took is kept beside it, since a run that is found again finished takes nothing."""
+    """Run our training; what it took is kept beside it, with what it took before it was stopped.
+
+    One that is found again finished takes nothing.
+    """
     kept, finished = out / "spent.json", (out / REPORT).is_file()
     environ = dict(os.environ) | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    spent = meter.run(command, environ, out / "log.txt")
-    if not (finished and kept.is_file()):
-        write_json(kept, spent._asdict())
+    before = dict(json.loads(kept.read_text(encoding="utf-8"))) if kept.is_file() else {"seconds": 0.0, "peak": 0}
+    began = time.perf_counter()
+    try:
+        spent = meter.run(command, environ, out / "log.txt", grace=GRACE)
+    except BaseException:
+        if not finished:
+            write_json(kept, before | {"seconds": before["seconds"] + time.perf_counter() - began})
+        raise
+    if not finished or "fixed" not in before:
+        steps = json.loads((out / REPORT).read_text(encoding="utf-8"))["seconds"]
+        whole = {"seconds": before["seconds"] + spent.seconds, "peak": max(before["peak"], spent.peak)}
+        write_json(kept, whole | {"fixed": max(0.0, spent.seconds - steps)})
     return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
@@ -195,23 +216,25 @@ def _peer(arm: Arm, course: Course) -> Taught:
     if optimizer not in (None, "muon") or (optimizer and peer.package != "speculators"):
         raise ValueError(f"arm {arm.name}: optimizer may be muon, with speculators; else it is AdamW")
     out, config = _folder(arm, course), load_over(course, settings)
+    extra = {"optimizer": optimizer} if optimizer else {}
     if not (out / "report.json").is_file():
         python = course.pythons.get(peer.package) or python_of(peer, course.environments, course.reporter.say)
-        extra = {"optimizer": optimizer} if optimizer else {}
         lesson = teach.Lesson(peer, config, course.steps, lr, course.folder / "work", python, course.threads, extra)
         teach.teach(lesson, out, course.reporter)
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    if (report["steps"], report["optimizer"]["lr"]) != (course.steps, lr):
-        raise ValueError(f"{out} holds heads that were trained otherwise: name another folder, or remove it")
+    if report["asked"] != teach.asked(config, course.steps, lr, extra):
+        raise ValueError(f"{out} holds heads that were trained otherwise: name another --runs, or remove it")
     lines = [json.loads(line) for line in (out / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
-    said = ["python", "train/peers/teach.py", arm.what, "--steps", str(course.steps), "--lr", f"{lr:g}"]
+    said = ["python", "train/peers/teach.py", arm.what, *course.said, "--steps", str(course.steps), "--lr", f"{lr:g}"]
     said += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     said += [part for word in course.common() for part in ("--set", word.removeprefix("--"))]
     return Taught(
         heads=out / HEADS,
         steps=report["steps"],
         tokens=report["tokens"],
-        seconds=report["process_seconds"] + report["states_seconds"],
+        seconds=report["process_seconds"],
+        states=report["states_seconds"],
+        fixed=report["process_seconds"] - report["seconds"],
         peak_bytes=report["peak_bytes"],
         curve=tuple((line["step"], line["loss"], tuple(line["accuracy"])) for line in lines),
         command=shlex.join([*said, *(["--muon"] if optimizer else []), "--out", str(out)]),
@@ -237,11 +260,3 @@ def _text(value: Any) -> Any:
 
 
 SOURCES: dict[str, Callable[[Arm, Course], Taught]] = {"recipe": _ours, "peer": _peer, "heads": _here}
-
-
-def again(arm: Arm, done: Taught, course: Course, seconds: float) -> tuple[Arm, Course] | None:
-    """The arm with as many steps as take ``seconds``, by what it took before; None where it was not trained."""
-    if done.seconds is None or done.steps is None:
-        return None
-    steps = max(1, round(done.steps * seconds / done.seconds))
-    return replace(arm, name=f"{arm.name}, {seconds:g} s"), replace(course, steps=steps)

@@ -8,7 +8,7 @@ from typing import Any
 
 def tables(report: Mapping[str, Any]) -> str:
     """What was accepted, how many times as much that is, by category, and at which rates."""
-    parts = (_scores, _prices, _times, _by_category, _rates, _checks, _own)
+    parts = (_scores, _prices, _times, _equal_time, _by_category, _rates, _checks, _own)
     made = [part(report) for part in parts]
     return "\n\n".join("\n".join(part) for part in made if part)
 
@@ -22,8 +22,9 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
     for name, arm in report["arms"].items():
         cells = [_interval(block(arm, column)["loop_free_tokens_per_round"]) for column in report["columns"]]
         trained = arm.get("training") or {}
-        rows.append([name, *cells, _number(trained.get("tokens")), _number(trained.get("seconds"))])
-    return _table(["τ, loop-free [95% over prompts]", *report["columns"], "tokens seen", "seconds of training"], rows)
+        rows.append([name, *cells, *(_number(trained.get(what)) for what in ("tokens", "seconds", "states"))])
+    head = ["τ, loop-free [95% over prompts]", *report["columns"], "tokens seen", "seconds of training"]
+    return _table([*head, "seconds of states before it"], rows)
 
 
 def block(arm: Mapping[str, Any], column: str) -> Mapping[str, Any]:
@@ -63,6 +64,13 @@ def _times(report: Mapping[str, Any]) -> list[str]:
     return _table(head, rows) if rows else []
 
 
+def _equal_time(report: Mapping[str, Any]) -> list[str]:
+    each = report["times_of_equal_time"].items()
+    rows = [[name, *(_interval(ratios[column]) for column in report["columns"])] for name, ratios in each]
+    head = [f"accepted drafts a round: {report['first_of_equal_time']} over", *report["columns"]]
+    return _table(head, rows) if rows else []
+
+
 def _by_category(report: Mapping[str, Any]) -> list[str]:
     column = report["columns"][len(report["decoded"]) - 1]  # the last budget at the first temperature
     trained = {name: arm["by_category"][column] for name, arm in report["arms"].items()}
@@ -78,11 +86,20 @@ def _by_category(report: Mapping[str, Any]) -> list[str]:
 
 def _rates(report: Mapping[str, Any]) -> list[str]:
     rows = [
-        [name, f"{one['rate']:g}", f"{one['accepted']:.3f}", "chosen" if one["chosen"] else ""]
+        [name, f"{one['rate']:g}", f"{one['accepted']:.3f}", _choice(one, arm["rates"])]
         for name, arm in report["arms"].items()
         for one in arm.get("rates", ())
     ]
     return _table(["arm", "learning rate", "accepted drafts a round, prompts apart", ""], rows) if rows else []
+
+
+def _choice(one: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """At the edge of what was tried a still better rate may lie beyond it, which a reader should know."""
+    if not one["chosen"]:
+        return ""
+    rates = [other["rate"] for other in tried]
+    edges = {min(rates): "chosen, the lowest tried", max(rates): "chosen, the highest tried"}
+    return edges.get(one["rate"], "chosen")
 
 
 def _checks(report: Mapping[str, Any]) -> list[str]:

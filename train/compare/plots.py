@@ -13,17 +13,27 @@ Draw = Callable[[Any, Mapping[str, Any]], None]
 MARKERS = ("o", "s", "^", "D", "v")
 
 
+def drawable() -> tuple[Any, Any]:
+    """matplotlib's canvas and figure; asked for before hours of training, too.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("the pictures need matplotlib: run `pip install -e '.[plot]'` in the clone") from None
+    return FigureCanvasAgg, Figure
+
+
 def draw(report: Mapping[str, Any], folder: Path) -> list[str]:
     """Write the pictures as PNG into ``folder``; returns their names.
 
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plots need matplotlib: run `pip install 'headstart[plot]'`") from None
+    FigureCanvasAgg, Figure = drawable()
     for name, make in PLOTS.items():
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         FigureCanvasAgg(figure)

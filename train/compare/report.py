@@ -24,15 +24,17 @@ def figures(
     scores: Mapping[str, Score],
     made: Mapping[str, Taught],
     tried: Mapping[str, Sequence[Try]],
+    timed: Sequence[str],
     apart: Sequence[str],
     columns: Sequence[str],
 ) -> dict[str, Any]:
     """Plain values.
 
     Args:
-        scores: by arm, the first being held against the others; controls among them.
+        scores: by arm, the first being held against the others; controls and those of equal time among them.
         made: arms that have heads.
         tried: learning rates of arms that several were tried for.
+        timed: arms of equal time, which are held against each other, not against those of equal tokens.
         apart: controls, which nothing is held against: they say what is possible.
         columns: the figures that count.
     """
@@ -51,12 +53,14 @@ def figures(
                 for one in tried[name]
             ]
         arms[name] = block
-    others = [name for name in scores if name != first and name not in apart]
+    others = [name for name in scores if name != first and name not in (*apart, *timed)]
     return {
         "first": first,
         "columns": list(columns),
         "arms": arms,
         "times": {name: _times(scores[first], scores[name], columns) for name in others},
+        "first_of_equal_time": next(iter(timed), None),
+        "times_of_equal_time": {name: _times(scores[timed[0]], scores[name], columns) for name in timed[1:]},
         "versions": {name: version(name) for name in VERSIONS} | {"python": platform.python_version()},
         "machine": f"{platform.machine()}, {threads} thread{'s' * (threads > 1)}, {platform.system()}",
         "command": shlex.join(["headstart", *sys.argv[1:]]),
@@ -65,7 +69,7 @@ def figures(
 
 def training(made: Taught) -> dict[str, Any]:
     """How heads were made."""
-    names = ("steps", "tokens", "seconds", "peak_bytes", "command", "versions")
+    names = ("steps", "tokens", "seconds", "states", "peak_bytes", "command", "versions")
     return {name: getattr(made, name) for name in names} | {
         "heads": str(made.heads),
         "curve": [[step, loss, list(accuracy)] for step, loss, accuracy in made.curve],

@@ -21,6 +21,7 @@ from infer.metrics import Stats
 from infer.progress import progress
 from infer.walk import walk
 from train.compare.kept import Figures, Kept
+from train.evaluation import spread
 
 CHAINS = (1, 2, 3, 4, 5, 6, 7)
 TREES = (2, 4, 8, 16, 32, 64)
@@ -44,8 +45,8 @@ class Plan:
     Attributes:
         settings: length and seed; its temperature does not count.
         temperatures: of real decoding.
-        checked: on the first so many prompts greedy decoding is real beside the walks (None for all); sampled, which
-            cannot be walked, it is real on all.
+        checked: on so many prompts, evenly spread, greedy decoding is real beside the walks (None for all); sampled,
+            which cannot be walked, it is real on all.
         trees: rows of the trees that are of interest.
         decoded: budgets that are really decoded, by name.
     """
@@ -127,8 +128,9 @@ def score(
 ) -> Score:
     """Walk along the answers, and decode them at each temperature; what ``kept`` has is not done again."""
     found, some = Score(), questions[: contestant.prompts]
+    real = set(range(len(some)) if plan.checked is None else spread(len(some), plan.checked))
     for place, question in enumerate(progress(some, len(some), name)):
-        checked = plan.checked is None or place < plan.checked
+        checked = place in real
         key = f"{place} {int(checked)} {question.ids.tolist()}"
         figures = None if kept is None else kept.find(key)
         if figures is None:

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from train.assemble import load_conversations, make_heads
 from train.cache import open_or_build
 from train.cache_spec import CacheSpec
+from train.cache_wider import wider
 from train.config import RunConfig
 from train.peers.inside.job import write_json
 from train.progress import Reporter
@@ -21,8 +22,9 @@ from train.ranks import Ranks
 from train.targets import load_target
 
 
-def prepared(config: RunConfig, accelerator: Accelerator, reporter: Reporter) -> tuple[np.ndarray, float]:
-    """Lengths of the training conversations, and the seconds that their states took, now or before.
+def prepared(config: RunConfig, accelerator: Accelerator, reporter: Reporter) -> tuple[np.ndarray, float | None]:
+    """Lengths of the training conversations, and the seconds that their states took, now or before; None where some
+    were there already, made by something else.
 
     Args:
         config: with ``data.cache_folder`` set; the conversations are prepared into the run's folder.
@@ -38,12 +40,16 @@ def prepared(config: RunConfig, accelerator: Accelerator, reporter: Reporter) ->
     whole = replace(config.heads, draft_vocab_size=None, draft_vocab_coverage=None)
     taps = tuple(make_heads(replace(config, heads=whole), target, texts, silent).config.taps)
     spec = CacheSpec(target, texts, taps, getattr(torch, config.data.feature_dtype), config.train.kernels)
+    if (more := wider(spec, root)) is not None:
+        spec = replace(spec, taps=more)  # read from those, so these cost what those did
     kept = root / f"{spec.folder(root).name}.json"
     if not (kept.is_file() and spec.folder(root).is_dir()):
         reporter.say(f"states of {texts.lengths.sum():,} tokens at taps {list(spec.taps)}: {spec.folder(root)}")
-        if spec.folder(root).is_dir():
-            reporter.say("some or all are there from before: only what is missing is timed")
+        there = spec.folder(root).is_dir()
+        if there:
+            reporter.say("some or all are there from before: what they took is not known")
         began = time.perf_counter()
         open_or_build(spec, root, ranks)
-        write_json(kept, {"seconds": time.perf_counter() - began})
-    return texts.lengths, float(json.loads(kept.read_text(encoding="utf-8"))["seconds"])
+        write_json(kept, {"seconds": None if there else time.perf_counter() - began})
+    seconds = json.loads(kept.read_text(encoding="utf-8"))["seconds"]
+    return texts.lengths, None if seconds is None else float(seconds)

@@ -16,10 +16,11 @@ from infer.options import DTYPES, numbers, others, positive, prompt_options, pro
 from infer.prompts import Prompt, read_prompts
 from train.assemble import find_recipe
 from train.compare import own_engine
-from train.compare.arms import Arm, Course, Taught, again, taught
+from train.compare.arms import Arm, Course, Taught
+from train.compare.equal_time import longer
 from train.compare.judge import Judge
 from train.compare.page import block, page, tables
-from train.compare.plots import draw
+from train.compare.plots import draw, drawable
 from train.compare.price import ceilings
 from train.compare.rates import Try, choose, train_all
 from train.compare.report import figures, held
@@ -38,9 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = "recipe:FILE, peer:economize, peer:speculators or heads:FOLDER; the first is held against the others"
     add("--arm", action="append", required=True, metavar="NAME=SOURCE:WHAT[@KEY=VALUE,…]", help=what)
     add("--config", default="quickstart.yaml", help="whose data, target, batches and seed all share (%(default)s)")
-    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting over that recipe's")
+    mine = "a setting over that recipe's; what is not of data, target, batches and seed is the peers' alone"
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=mine)
     add("--steps", type=positive, default=400, help="optimizer steps of each arm: equal tokens (default: %(default)s)")
-    add("--seconds", type=float, metavar="S", help="train every arm once more, as long as takes S seconds")
+    once = "train every arm once more, for S seconds, states and start included: equal time"
+    add("--seconds", type=float, metavar="S", help=once)
     each = "learning rates, apart by commas: every arm that names none is trained at each and takes the best"
     add("--rates", type=numbers(float), default=[], metavar="LR,…", help=each)
     add(
@@ -56,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--temperatures", type=numbers(temperature), default=[0.0, 1.0], metavar="T,…", help="(default: 0,1)")
     which = "budgets that are really decoded, of the figures that count (default: %(default)s)"
     add("--decoded", default=",".join(DECODED), metavar="BUDGET,…", help=which)
-    real = "greedy decoding is real on the first N prompts, to check the walks that the figures are from (all)"
+    real = "greedy decoding is real on N prompts, evenly spread, to check the walks that the figures are from (all)"
     add("--checked", type=positive, metavar="N", help=real)
     add("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     add("--control-prompts", type=positive, default=4, metavar="N", help="for the target as its own draft")
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arms = [Arm.read(text) for text in args.arm]
     if len({arm.name for arm in arms}) < len(arms):
         raise ValueError("two arms have one name: give each its own")
+    drawable()
     wanted, decoded = _wanted(args.at_least, [arm.name for arm in arms]), _budgets(args.decoded)
     prompts, reporter = _prompts(args), Reporter(True)
     base = load(find_recipe(args.config), [f"--{word}" for word in args.set])
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             pythons={name: Path(path) for name, _, path in (word.partition("=") for word in args.python)},
             threads=args.threads,
             reporter=reporter,
+            said=("--config", args.config, *(part for word in args.set for part in ("--set", word))),
         )
         tried = train_all(arms, args.rates, course)
         target = Target.load(base.target.name, dtype=getattr(torch, args.dtype), device=course.accelerator.device)
@@ -96,14 +101,14 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         judge = Judge(target, args.runs / "scores", args.depth, plan)
         choosing = ask(others(prompts, args.rate_prompts), target.tokenizer()) if args.rates else []
         best, tried = choose(tried, lambda one: judge.worth(one.arm.name, one.done.heads, choosing))
-        made = {name: one.done for name, one in best.items()} | _longer(best, course, args.seconds)
+        made = {name: one.done for name, one in best.items()} | (timed := longer(best, course, args.seconds))
         questions, apart = ask(prompts, target.tokenizer()), controls(target, args.depth, args.control_prompts)
         scores = {name: judge.of_heads(name, done.heads, questions) for name, done in made.items()}
         scores |= {name: judge.score(name, one, questions, {"control": name}) for name, one in apart.items()}
         own = _own_engines(best, made, course, target, questions, args)
         prices = {name: judge.price(done.heads, questions[0], decoded) for name, done in made.items()}
         counting = columns(args.temperatures, decoded)
-        report = figures(scores, made, tried, list(apart), counting) | _asked(args, questions, target)
+        report = figures(scores, made, tried, list(timed), list(apart), counting) | _asked(args, questions, target)
         report["decoded"] = list(decoded)
         for name, found in own.items():
             report["arms"][name]["own_engine"] = found
@@ -151,14 +156,6 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
         return found
     mine = read_prompts(sample(), limit=args.sample)
     return [Prompt(f"sample {one.id}", "sample", one.messages) for one in mine] + found
-
-
-def _longer(best: Mapping[str, Try], course: Course, seconds: float | None) -> dict[str, Taught]:
-    """Every arm once more for so many seconds, at the rate that was best for it."""
-    if seconds is None:
-        return {}
-    found = [again(one.arm, one.done, course, seconds) for one in best.values()]
-    return {arm.name: taught(arm, other) for arm, other in filter(None, found)}
 
 
 def _own_engines(

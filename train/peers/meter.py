@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,13 @@ class RunFailed(OSError):
     """The command ended with an error; the message has the end of what it wrote."""
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: float | None = None) -> Metered:
+def run(
+    command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: float | None = None, grace: float = 0.0
+) -> Metered:
     """Run ``command`` with ``environ`` alone, its output going to ``log``.
+
+    Args:
+        grace: seconds that it gets to end by itself where this process is stopped, before it is killed.
 
     Raises:
         RunFailed: it ended with another status than 0, or not in ``timeout`` seconds.
@@ -52,12 +58,22 @@ def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: 
             raise RunFailed(f"{_named(command)} did not end in {timeout:.0f} s; it wrote {log}") from None
         finally:
             if between.poll() is None:
-                os.killpg(between.pid, signal.SIGKILL)
-                between.wait()
+                _end(between, grace)
         if status:
             end = log.read_text(encoding="utf-8", errors="replace")[-1500:].strip()
             raise RunFailed(f"{_named(command)} ended with status {status}; the end of {log}: {end}")
         return Metered(**json.loads(told.read_text(encoding="utf-8")))
+
+
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End it and all that it started: asked first where there is time for that."""
+    if grace:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _named(command: Sequence[str]) -> str:
@@ -68,6 +84,7 @@ def main(told: str, command: list[str]) -> int:
     """Start ``command``, wait for it, and write what it took to ``told``; it ends when whoever asked is gone."""
     began, parent = time.perf_counter(), os.getppid()
     process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the command is told too, and when it ends, this does
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         if os.getppid() != parent:
             process.kill()

@@ -19,10 +19,11 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parents[1]), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE)]
 
 import argparse  # noqa: E402
+import hashlib  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Mapping, Sequence  # noqa: E402
 from dataclasses import dataclass, field, replace  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -40,7 +41,7 @@ from train.peers.environments import PEERS, Peer, default_root, python_of  # noq
 from train.peers.handover import hand_over, write_states  # noqa: E402
 from train.peers.inside.job import write_json  # noqa: E402
 from train.progress import Reporter  # noqa: E402
-from train.settings import load  # noqa: E402
+from train.settings import load, to_dict  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,16 @@ def steps_of(config: RunConfig, lengths: np.ndarray, count: int) -> list[list[in
         found += plan_epoch(lengths, settings.batch_tokens, settings.bucket, settings.seed, epoch)
         epoch += 1
     return found[:count]
+
+
+def asked(config: RunConfig, steps: int, lr: float, extra: Mapping[str, Any]) -> str:
+    """All that tells these heads from others, as a digest: where a run's files lie does not."""
+    plain = to_dict(config)
+    what: dict[str, Any] = {name: plain[name] for name in ("target", "heads")}
+    what["data"] = {key: value for key, value in plain["data"].items() if key != "cache_folder"}
+    what["train"] = {key: plain["train"][key] for key in ("batch_tokens", "bucket", "seed", "precision")}
+    what |= {"steps": steps, "optimizer": optimizer_of(config, lr), "extra": dict(extra)}
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
@@ -99,6 +110,7 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
         )
         report = {
             "peer": peer.package,
+            "asked": asked(config, lesson.steps, lesson.lr, lesson.extra),
             "versions": done.result["versions"],
             "format": imported.format,
             "steps": len(steps),

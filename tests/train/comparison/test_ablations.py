@@ -75,10 +75,36 @@ def test_every_run_is_trained_once_and_told(
 def test_minutes_become_steps_by_a_trial(world: Path, in_process: list[list[str]]) -> None:
     assert ablations.main(words(world, "--only", "unroll", "--minutes", "0.001")) == 0
     runs = json.loads((world / "out" / "report.json").read_text())["groups"][0]["runs"]
-    (kept,) = (world / "runs").glob("*-trial.json")
+    (kept,) = (world / "runs").glob("*-trial-*.json")
     steps = max(1, round(0.06 / json.loads(kept.read_text())["seconds_per_step"]))
     assert [run["steps"] for run in runs] == [steps, steps], "equal tokens: the recipe's own rate counts for all"
     assert len(in_process) == 3
+
+
+def test_the_middle_step_of_a_trial_counts(tmp_path: Path) -> None:
+    rates = [{"train/tokens_per_second": rate} for rate in (1, 50, 40, 60, 50)]  # the first waited for memory
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(line) for line in (*rates, {"eval/loss": 1.0})))
+    trial = Taught(tmp_path / "heads", steps=5, tokens=1000, seconds=99.0)
+    assert ablations._seconds_per_step(trial) == 1000 / 5 / 50
+
+
+def test_what_no_run_can_have_is_told_before_the_first_is_trained(
+    world: Path, in_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = world / "prepared"
+    folder.mkdir()
+    assert ablations.main(words(world, "--steps", "3", "--set", f"data.train={folder}")) == 2
+    assert "fewer conversations are taken of files, not of a prepared folder" in capsys.readouterr().err
+    plan = (world / "plan.yaml").read_text()
+    assert ablations.main([*words(world, "--steps", "3"), "--plan", str(_renamed(world, plan))]) == 2
+    assert "did you mean heads.lookahead?" in capsys.readouterr().err
+    assert in_process == [] and not (world / "out").exists()
+
+
+def _renamed(world: Path, plan: str) -> Path:
+    path = world / "renamed.yaml"
+    path.write_text(plan.replace("heads.lookahead", "heads.lookahed"))
+    return path
 
 
 def stats(accepted: int) -> Stats:

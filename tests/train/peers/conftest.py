@@ -74,7 +74,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, runners: dict[str, Runner]) -> l
     """Runs happen in this process; the commands that they would have been."""
     commands = []
 
-    def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: float | None = None) -> Any:
+    def run(command: Sequence[str], environ: Mapping[str, str], log: Path, **more: float) -> Any:
         commands.append(list(command))
         if command[1].endswith("train_heads.py"):
             train(command[2:])

@@ -67,6 +67,25 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert gone(told_pid(tmp_path / "pid"))
 
 
+POLITE = (
+    "import pathlib, signal, sys, time\n"
+    "def end(*_): time.sleep(0.2); pathlib.Path({path!r}).write_text('saved'); sys.exit(143)\n"
+    "signal.signal(signal.SIGTERM, end)\n"
+    "pathlib.Path({pid!r}).write_text(str(__import__('os').getpid()))\n"
+    "time.sleep(60)"
+)
+
+
+def test_a_command_may_end_by_itself_where_it_gets_the_time(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    for grace, there in ((0.0, False), (30.0, True)):
+        pid = tmp_path / f"pid-{grace}"
+        command = [*PYTHON, POLITE.format(path=str(saved), pid=str(pid))]
+        with pytest.raises(RunFailed, match="did not end"):
+            meter.run(command, os.environ, tmp_path / "log", timeout=2, grace=grace)
+        assert gone(told_pid(pid)) and saved.exists() is there
+
+
 def test_a_command_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     asks = [sys.executable, "-S", meter.__file__, str(tmp_path / "m.json"), *PYTHON, SLEEPER.format(path=str(told))]
