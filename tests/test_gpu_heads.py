@@ -58,6 +58,25 @@ def test_a_part_that_fails_is_told_and_the_others_run(
     assert report["failed"] == ["broken"] and report["well"] == 1
 
 
+def test_when_the_time_is_over_what_was_found_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def well(work: gpu_heads.Work) -> None:
+        """Well."""
+        work.found["well"] = 1
+
+    def long(work: gpu_heads.Work) -> None:
+        """Long."""
+        gpu_heads.terminate(15, None)
+
+    monkeypatch.setattr(gpu_heads, "PARTS", {"well": well, "long": long, "never": well})
+    assert gpu_heads.main(["--dry-run", "--out", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr().out
+    assert "long: FAIL Terminated" in shown and "never:" not in shown
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["failed"] == ["long"] and report["well"] == 1
+
+
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
