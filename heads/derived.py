@@ -79,8 +79,8 @@ def quantization_config(scheme: str, dtype: Any) -> Any:
         raise ValueError(f"{scheme} weights compute in bfloat16, float16 or float32, not in {dtype}: set target.dtype")
     if importlib.util.find_spec(found.package) is None:
         raise ValueError(
-            f"{scheme} weights need the package {found.package}: pip install 'headstart[{found.package}]', or set "
-            "target.quantization to none"
+            f"{scheme} weights need the package {found.package}: pip install -e '.[{found.package}]' in the clone, "
+            "or set target.quantization to none"
         )
     return found.config(dtype)
 

@@ -48,7 +48,7 @@ def _drawn(name: str, part: Mapping[str, Any], title: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            "the card's plots need matplotlib: run `pip install 'headstart[plot]'`, or push with --no-plots "
+            "the card's plots need matplotlib: run `pip install -e '.[plot]'` in the clone, or push with --no-plots "
             "(with_plots=False)"
         ) from None
     figure = Figure(figsize=(7.0, 3.8), layout="constrained")

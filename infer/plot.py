@@ -9,6 +9,23 @@ from typing import Any
 COLOURS = ("#1b6ca8", "#d9822b", "#3a923a", "#b03a48", "#7b5ea7", "#6b6b6b")
 
 
+def drawable(otherwise: str = "") -> tuple[Any, Any]:
+    """matplotlib's canvas and figure; asked for before hours of work, too.
+
+    Args:
+        otherwise: what to do without, for the message.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(f"pictures need matplotlib: run `pip install -e '.[plot]'` in the clone{otherwise}") from None
+    return FigureCanvasAgg, Figure
+
+
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a plan (``infer.plan.plan``) as PNG.
 
@@ -16,11 +33,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         ValueError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("a plot needs matplotlib: run `pip install 'headstart[plot]'`, or leave --png out") from None
+    FigureCanvasAgg, Figure = drawable(", or leave --png out")
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     costs, gains = figure.subplots(1, 2)

@@ -266,7 +266,7 @@ def main(words: list[str] | None = None) -> int:
     args = parser.parse_args(words)
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    if not (args.dry_run or torch.cuda.is_available()):
+    if not args.dry_run and not torch.cuda.is_available():
         print("FAIL: torch sees no GPU here", file=sys.stderr)
         return 1
     device, failed = torch.device("cpu" if args.dry_run else "cuda"), []

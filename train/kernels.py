@@ -28,7 +28,7 @@ def check_kernels(settings: TrainConfig, device: torch.device) -> None:
     if settings.kernels == "liger" and device.type != "cuda":
         raise ValueError(f"train.kernels is liger, which needs a GPU, not {device.type}: set it to torch")
     if settings.kernels == "liger" and importlib.util.find_spec("liger_kernel") is None:
-        raise ValueError("train.kernels is liger, which is not installed: pip install 'headstart[liger]'")
+        raise ValueError("train.kernels is liger, which is not installed: pip install -e '.[liger]' in the clone")
 
 
 def use_in_target(settings: TrainConfig, target: Target) -> None:

@@ -113,7 +113,7 @@ def check_tracker(config: RunConfig) -> None:
     """
     kind = config.tracker.kind
     if kind != "none" and importlib.util.find_spec(kind) is None:
-        raise ValueError(f"tracker.kind is {kind}, which is not installed: pip install 'headstart[{kind}]'")
+        raise ValueError(f"tracker.kind is {kind}, which is not installed: pip install -e '.[{kind}]' in the clone")
 
 
 def begin(accelerator: Accelerator, config: RunConfig, launch: Launch) -> None:

@@ -221,7 +221,9 @@ def test_what_does_not_go_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, ba
         load(base, torch.float64, quantization="int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for scheme, each in SCHEMES.items():
-        with pytest.raises(ValueError, match=rf"{scheme} weights need the package {each.package}: pip install 'headst"):
+        with pytest.raises(
+            ValueError, match=rf"{scheme} weights need the package {each.package}: pip install -e '\.\["
+        ):
             quantization_config(scheme, torch.bfloat16)
 
 

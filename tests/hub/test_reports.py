@@ -84,5 +84,5 @@ def test_pictures_without_matplotlib_say_what_to_do(monkeypatch: pytest.MonkeyPa
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"pip install 'headstart\[plot\]'.*--no-plots"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[plot\]'.*--no-plots"):
         plots({"bench": bench()})

@@ -26,7 +26,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
             r"attention is flex, which has no gradient on cpu: set it to plain",
         ),
         (TrainConfig(kernels="liger"), CPU, r"train\.kernels is liger, which needs a GPU, not cpu"),
-        (TrainConfig(kernels="liger"), GPU, r"not installed: pip install 'headstart\[liger\]'"),
+        (TrainConfig(kernels="liger"), GPU, r"not installed: pip install -e '\.\[liger\]'"),
     ],
 )
 def test_refused(settings: TrainConfig, device: torch.device, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_a_key_is_used(monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_told_at_once(launch: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"tracker\.kind is trackio, which is not installed: pip install 'headstart\[trackio\]'"
+        ValueError, match=r"tracker\.kind is trackio, which is not installed: pip install -e '\.\[trackio\]'"
     ):
         launch("--tracker.kind", "trackio")
 

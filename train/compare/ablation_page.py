@@ -8,10 +8,10 @@ from typing import Any
 
 from infer.metrics import pooled
 from infer.paired import times
-from infer.plot import COLOURS
+from infer.plot import COLOURS, drawable
 from train.compare.ablation_plan import Group, Run
 from train.compare.arms import Taught
-from train.compare.plots import drawable
+from train.compare.page import number
 from train.compare.report import training
 from train.compare.score import DECODED, Score
 
@@ -57,7 +57,7 @@ def tables(report: Mapping[str, Any]) -> str:
         head += [f"times the first, {budget}" for budget in DECODED] + ["so it is"]
         lines += [_row(head), _row(["---"] * len(head))]
         for place, run in enumerate(group["runs"]):
-            cells = [run["name"], f"{run['steps']:,}", f"{run['tokens']:,}", f"{run['seconds']:,.0f}"]
+            cells = [run["name"], f"{run['steps']:,}", f"{run['tokens']:,}", number(run["seconds"])]
             cells += [_interval(run["budgets"][budget]["accepted"]) for budget in DECODED]
             ratios = [_interval(run["budgets"][budget]["times"]) for budget in DECODED]
             lines.append(_row([*cells, *(ratios if place else ["", ""]), verdict(run) if place else "the first"]))

@@ -26,12 +26,12 @@ from heads.formats.folder import new_folder
 from heads.target import Target
 from infer.evaluate import Settings, ask
 from infer.options import DTYPES, positive, prompt_options, prompts_of
+from infer.plot import drawable
 from train.assemble import BUILTIN, find_recipe, load_conversations
 from train.compare.ablation_page import draw, page, results, tables
 from train.compare.ablation_plan import Ablations, Group, Run, read, some
 from train.compare.arms import Arm, Course, Taught, taught
 from train.compare.judge import Judge
-from train.compare.plots import drawable
 from train.compare.score import Plan, Score
 from train.compare.starts import written
 from train.evaluation import spread

@@ -35,6 +35,7 @@ from train.progress import Reporter
 from train.settings import build, load, override, to_dict
 
 SCRIPT = Path(__file__).resolve().parents[1] / "train_heads.py"
+SPENT = "spent.json"  # what a training took
 GRACE = 60.0  # seconds in which a training that is stopped writes its checkpoint
 
 
@@ -113,7 +114,8 @@ class Taught:
 
     Attributes:
         heads: folder.
-        steps, tokens, seconds, peak_bytes: of the training, start included; None where the heads were there already.
+        steps, tokens: of the training; None where the heads were there already.
+        seconds, peak_bytes: of it, start included; None also where a kill kept them from being known.
         states: seconds in which the target's states were computed before it; None where that is not known.
         fixed: seconds of the training that do not grow with its steps: the start.
         curve: (step, loss, accuracy by depth) as the trainer itself counts them.
@@ -179,22 +181,30 @@ def _ours(arm: Arm, course: Course) -> Taught:
 def _metered(command: list[str], out: Path, threads: int) -> dict[str, Any]:
     """Run our training; what it took is kept beside it, with what it took before it was stopped.
 
-    One that is found again finished takes nothing.
+    One that is found again finished takes nothing. After a kill, which nothing can note, what it took is None.
     """
-    kept, finished = out / "spent.json", (out / REPORT).is_file()
+    kept, finished = out / SPENT, (out / REPORT).is_file()
     environ = dict(os.environ) | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    before = dict(json.loads(kept.read_text(encoding="utf-8"))) if kept.is_file() else {"seconds": 0.0, "peak": 0}
+    unknown: dict[str, Any] = {"seconds": None, "peak": None, "fixed": 0.0}
+    before: dict[str, Any] = unknown if finished else {"seconds": 0.0, "peak": 0, "fixed": 0.0}
+    if kept.is_file():
+        before = dict(json.loads(kept.read_text(encoding="utf-8")))
+    if finished:
+        meter.run(command, environ, out / "log.txt")
+        return before
+    write_json(kept, unknown)  # which a kill would leave
     began = time.perf_counter()
     try:
         spent = meter.run(command, environ, out / "log.txt", grace=GRACE)
     except BaseException:
-        if not finished:
+        if before["seconds"] is not None:
             write_json(kept, before | {"seconds": before["seconds"] + time.perf_counter() - began})
         raise
-    if not finished or "fixed" not in before:
-        steps = json.loads((out / REPORT).read_text(encoding="utf-8"))["seconds"]
-        whole = {"seconds": before["seconds"] + spent.seconds, "peak": max(before["peak"], spent.peak)}
-        write_json(kept, whole | {"fixed": max(0.0, spent.seconds - steps)})
+    if before["seconds"] is None:
+        return unknown
+    steps = json.loads((out / REPORT).read_text(encoding="utf-8"))["seconds"]
+    whole = {"seconds": before["seconds"] + spent.seconds, "peak": max(before["peak"], spent.peak)}
+    write_json(kept, whole | {"fixed": max(0.0, spent.seconds - steps)})
     return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
@@ -222,7 +232,7 @@ def _peer(arm: Arm, course: Course) -> Taught:
         lesson = teach.Lesson(peer, config, course.steps, lr, course.folder / "work", python, course.threads, extra)
         teach.teach(lesson, out, course.reporter)
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    if report["asked"] != teach.asked(config, course.steps, lr, extra):
+    if report.get("asked") != teach.asked(config, course.steps, lr, extra):
         raise ValueError(f"{out} holds heads that were trained otherwise: name another --runs, or remove it")
     lines = [json.loads(line) for line in (out / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
     said = ["python", "train/peers/teach.py", arm.what, *course.said, "--steps", str(course.steps), "--lr", f"{lr:g}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from train.compare.arms import Arm, Course, Taught, taught
+from train.compare.arms import Course, Taught, taught
 from train.compare.rates import Try
 
 
@@ -23,12 +23,10 @@ def steps_in(name: str, done: Taught, seconds: float) -> int:
     Raises:
         ValueError: states and start alone take longer, or it is not known what they took.
     """
-    assert done.seconds is not None and done.steps is not None
-    if done.states is None:
-        raise ValueError(
-            f"--seconds: what the states for {name} took is not known, since something else made them: "
-            "name a --runs folder without them"
-        )
+    assert done.steps is not None
+    if done.states is None or done.seconds is None:
+        what = "its states took, which something else made" if done.states is None else "it took, since it was killed"
+        raise ValueError(f"--seconds: it is not known how long {what}: {name} needs a --runs folder of its own")
     left, each = seconds - done.states - done.fixed, (done.seconds - done.fixed) / done.steps
     if left < each:
         raise ValueError(
@@ -44,7 +42,9 @@ def longer(best: Mapping[str, Try], course: Course, seconds: float | None) -> di
     Raises:
         ValueError: see :func:`steps_in`; said before any is trained.
     """
-    trained = {name: one for name, one in best.items() if seconds is not None and one.done.seconds is not None}
-    steps = {name: steps_in(name, one.done, seconds or 0.0) for name, one in trained.items()}
-    arms: dict[str, Arm] = {name: replace(one.arm, name=named(name, seconds or 0.0)) for name, one in trained.items()}
+    if seconds is None:
+        return {}
+    trained = {name: one for name, one in best.items() if one.done.steps is not None}
+    steps = {name: steps_in(name, one.done, seconds) for name, one in trained.items()}
+    arms = {name: replace(one.arm, name=named(name, seconds)) for name, one in trained.items()}
     return {arms[name].name: taught(arms[name], replace(course, steps=steps[name])) for name in trained}

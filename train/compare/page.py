@@ -22,7 +22,7 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
     for name, arm in report["arms"].items():
         cells = [_interval(block(arm, column)["loop_free_tokens_per_round"]) for column in report["columns"]]
         trained = arm.get("training") or {}
-        rows.append([name, *cells, *(_number(trained.get(what)) for what in ("tokens", "seconds", "states"))])
+        rows.append([name, *cells, *(number(trained.get(what)) for what in ("tokens", "seconds", "states"))])
     head = ["τ, loop-free [95% over prompts]", *report["columns"], "tokens seen", "seconds of training"]
     return _table([*head, "seconds of states before it"], rows)
 
@@ -124,7 +124,8 @@ def _interval(figure: Mapping[str, float]) -> str:
     return f"{figure['value']:.2f} [{figure['low']:.2f}, {figure['high']:.2f}]"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """With commas; nothing where it is not known."""
     return "" if value is None else f"{value:,.0f}"
 
 

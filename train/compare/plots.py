@@ -6,25 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infer.plot import COLOURS
+from infer.plot import COLOURS, drawable
 from train.compare.score import ITSELF, LOOKUP, NOTHING
 
 Draw = Callable[[Any, Mapping[str, Any]], None]
 MARKERS = ("o", "s", "^", "D", "v")
-
-
-def drawable() -> tuple[Any, Any]:
-    """matplotlib's canvas and figure; asked for before hours of training, too.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("the pictures need matplotlib: run `pip install -e '.[plot]'` in the clone") from None
-    return FigureCanvasAgg, Figure
 
 
 def draw(report: Mapping[str, Any], folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ from heads.formats.folder import new_folder
 from heads.target import Target
 from infer.evaluate import Question, Settings, ask
 from infer.options import DTYPES, numbers, others, positive, prompt_options, prompts_of, sample, temperature
+from infer.plot import drawable
 from infer.prompts import Prompt, read_prompts
 from train.assemble import find_recipe
 from train.compare import own_engine
@@ -20,7 +21,7 @@ from train.compare.arms import Arm, Course, Taught
 from train.compare.equal_time import longer
 from train.compare.judge import Judge
 from train.compare.page import block, page, tables
-from train.compare.plots import draw, drawable
+from train.compare.plots import draw
 from train.compare.price import ceilings
 from train.compare.rates import Try, choose, train_all
 from train.compare.report import figures, held

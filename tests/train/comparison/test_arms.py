@@ -39,6 +39,21 @@ def test_what_a_stopped_training_took_counts(tmp_path: Path, monkeypatch: pytest
     assert arms_of._metered(["train"], tmp_path, 1)["seconds"] == 140.0, "found again finished, it took nothing more"
 
 
+def test_what_a_killed_training_took_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*args: Any, **more: Any) -> meter.Metered:
+        (tmp_path / "left.json").write_text((tmp_path / "spent.json").read_text())  # all that a kill leaves
+        (tmp_path / "report.json").write_text(json.dumps({"seconds": 30.0}))
+        return meter.Metered(40.0, 39.0, 1000)
+
+    monkeypatch.setattr(meter, "run", killed)
+    assert arms_of._metered(["train"], tmp_path, 1)["seconds"] == 40.0
+    (tmp_path / "left.json").rename(tmp_path / "spent.json")
+    (tmp_path / "report.json").unlink()
+    assert arms_of._metered(["train"], tmp_path, 1)["seconds"] is None
+    (tmp_path / "spent.json").unlink()
+    assert arms_of._metered(["train"], tmp_path, 1)["seconds"] is None, "finished, and nobody said what it took"
+
+
 def test_states_that_something_else_made_have_no_time(recipes: Path, in_process: list[list[str]]) -> None:
     ours = ("--arm", f"ours=recipe:{recipes}/recipe.yaml", "--temperatures", "0")
     assert main(words(recipes, *ours)) == 0
@@ -57,6 +72,12 @@ def test_a_peer_that_was_asked_otherwise_is_not_taken_for_this_one(
     assert main(words(recipes, *theirs)) == 0
     (recipes / "out").rename(recipes / "before")
     assert main(words(recipes, *theirs, "--set", "train.warmup_steps=3")) == 2
+    assert "theirs-6 holds heads that were trained otherwise" in capsys.readouterr().err
+    report = recipes / "runs" / "theirs-6" / "report.json"
+    told = json.loads(report.read_text())
+    del told["asked"]  # as an older version wrote it
+    report.write_text(json.dumps(told))
+    assert main(words(recipes, *theirs)) == 2
     assert "theirs-6 holds heads that were trained otherwise" in capsys.readouterr().err
 
 

@@ -26,8 +26,10 @@ def test_states_and_start_are_paid_once_and_steps_each(seconds: float, steps: in
 def test_what_does_not_fit_or_is_not_known_is_said() -> None:
     with pytest.raises(ValueError, match=r"ours needs 105 s for states and start, and 2.0 s a step: give more time"):
         steps_in("ours", DONE, 106.9)
-    with pytest.raises(ValueError, match="what the states for ours took is not known"):
+    with pytest.raises(ValueError, match="how long its states took, which something else made: ours needs a --runs"):
         steps_in("ours", replace(DONE, states=None), 1000.0)
+    with pytest.raises(ValueError, match="how long it took, since it was killed: ours needs a --runs folder"):
+        steps_in("ours", replace(DONE, seconds=None), 1000.0)
 
 
 def test_arms_of_equal_time_are_held_against_each_other(
