@@ -99,7 +99,7 @@ class Chaos:
     def _watched(self) -> None:
         """Have this process tell its stages, and look at its log when it goes on."""
         os.environ["ACCELERATE_USE_CPU"] = "true"  # a GPU cannot be used behind a fork
-        tqdm.set_lock(threading.RLock())  # its own is shared by all lives, and stays held when one is killed with it
+        own_bars()
         for owner, name, stage, after in _stations():
             setattr(owner, name, self._marked(getattr(owner, name), stage, after))
         original = Trainer.resume
@@ -238,6 +238,17 @@ class Chaos:
     def _files(self, run: Path) -> set[str]:
         """Every file but what lives said; caches are named by what is in them."""
         return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} - {"said.txt"}
+
+
+def own_bars() -> None:
+    """A lock for progress bars that no other process shares: one that is killed with it would hold up all others.
+
+    Every kind of bar may have made a lock before, which it then has instead of its parent's.
+    """
+    kinds, lock = [tqdm], threading.RLock()
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+        kind.set_lock(lock)
 
 
 def _stations() -> list[tuple[Any, str, str, str]]:

@@ -124,15 +124,18 @@ class Checkpoints:
             OSError: on every process, when it failed on any; nothing of it is left then, older ones are untouched.
         """
         place = self.at(progress.step)
-        if self.ranks.share(_same(place, progress)):
-            return place
+        if not self.ranks.share(_same(place, progress)):
+            self._write(place, progress)
+        # of one that is there too: the run may have been killed between the two
+        self.ranks.on_main(lambda: self._prune(progress.best_step), f"pruning {self.folder}")
+        return place
+
+    def _write(self, place: Path, progress: Progress) -> None:
         partial = place.with_name(f".{place.name}.partial")
         self._together(lambda: self._start(partial), f"writing checkpoint {place}", partial)
         self._together(lambda: self._parts(partial), f"writing checkpoint {place}", partial)
         self._together(lambda: self._seal(partial, progress), f"writing checkpoint {place}", partial)
         self._together(lambda: self._place(partial, place), f"placing {place}", partial)
-        self.ranks.on_main(lambda: self._prune(progress.best_step), f"pruning {self.folder}")
-        return place
 
     def _together(self, action: Callable[[], object], doing: str, partial: Path) -> None:
         """Run ``action`` everywhere; if it fails anywhere, remove what was written and raise everywhere."""

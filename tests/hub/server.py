@@ -31,6 +31,7 @@ class Hub:
         self.requests: list[str] = []
         self.fail_next: list[str] = []  # substrings of requests to answer with 500, once each
         self.on_request: Callable[[str], None] = lambda request: None  # called before a request is answered
+        self.connections = 0  # that are open
         self.lock = threading.Lock()
         handler = type("BoundHandler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -61,8 +62,22 @@ class _Handler(BaseHTTPRequestHandler):
     hub: ClassVar[Hub]
     protocol_version = "HTTP/1.1"
 
+    def handle(self) -> None:
+        """All requests of a connection."""
+        with self.hub.lock:
+            self.hub.connections += 1
+        try:
+            super().handle()
+        finally:
+            with self.hub.lock:
+                self.hub.connections -= 1
+
     def _dispatch(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) if self.command != "HEAD" else b""
+        length = int(self.headers.get("Content-Length") or 0) if self.command != "HEAD" else 0
+        body = self.rfile.read(length)
+        if len(body) < length:  # whoever sent it is dead
+            self.close_connection = True
+            return
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = self._chunks()
         path = urlsplit(self.path).path

@@ -99,7 +99,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"headstart\[plot\]"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[plot\]'` in the clone, or leave --png out"):
         plot.draw(plan.plan(target, COSTS, [1], 4), tmp_path / "plan.png")
     assert list(tmp_path.iterdir()) == []
 

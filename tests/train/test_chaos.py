@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import tqdm.auto  # type: ignore[import-untyped]
 
-from tests.chaos import INSIDE, STAGES, Chaos
+from tests.chaos import INSIDE, STAGES, Chaos, own_bars
 from tests.chaos_ranks import ChaosOfRanks
 from train.checkpoint import Checkpoints
 from train.engine_state import EngineState
@@ -77,6 +79,15 @@ def test_a_mistake_in_going_on_is_seen(
     monkeypatch.setattr(owner, name, mistake)
     with pytest.raises(AssertionError, match=message):
         made.go(1, [wait])
+
+
+def test_no_kind_of_progress_bar_keeps_a_lock_that_a_dead_process_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [tqdm.std.tqdm, tqdm.auto.tqdm]
+    for kind in kinds:
+        monkeypatch.setattr(kind, "_lock", tqdm.std.TqdmDefaultWriteLock(), raising=False)
+    own_bars()
+    first, second = (kind.get_lock() for kind in kinds)
+    assert first is second and isinstance(first, type(threading.RLock()))
 
 
 def test_a_file_that_is_left_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

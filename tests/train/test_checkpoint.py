@@ -61,6 +61,26 @@ def test_what_a_killed_run_left_is_cleared_away_and_never_loaded(world: Path, la
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000006", "step-00000009"]
 
 
+def test_a_run_killed_before_it_pruned_for_the_last_time_prunes_when_it_goes_on(
+    world: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--train.save_every", 2, "--eval.prompts", 0, "--eval.conversations", 0, "--output.keep", 2)
+    original, folder = checkpoint.Checkpoints._prune, world / "run" / "checkpoints"
+
+    def prune(self: checkpoint.Checkpoints, best_step: int) -> None:
+        if len(self.there()) == 3:
+            raise KeyboardInterrupt
+        original(self, best_step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "_prune", prune)
+        with pytest.raises(KeyboardInterrupt):
+            launch(*words)
+    assert sorted(path.name for path in folder.iterdir())[0] == "step-00000002"
+    launch(*words)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000006"]
+
+
 def test_a_checkpoint_is_a_heads_folder_without_the_targets_weights(world: Path, launch: Launch) -> None:
     launch("--eval.prompts", 0)
     place = world / "run" / "checkpoints" / "step-00000006"
