@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heads.base import DraftHeads
+from heads.beside import beside
 from heads.config import ConfigError, HeadsConfig
 from heads.hub import ANYHOW, REPO_ID, Access, HubError, Place, locate
 from heads.identity import hash_all
@@ -128,14 +128,11 @@ def save_adapter(heads: DraftHeads, folder: Path, base: str | None) -> None:
         (FACTORS, lambda path: save_file(tensors, path, metadata={"format": "pt"})),
         (ADAPTER, lambda path: path.write_bytes(record.to_bytes())),
     ):
-        partial = folder / f".{name}.partial"
         try:
-            write(partial)
-            os.replace(partial, folder / name)
+            with beside(folder / name) as partial:
+                write(partial)
         except SafetensorError as error:  # how it tells of a full disk
             raise OSError(f"{folder / name} could not be written ({error})") from error
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def base_digest(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:

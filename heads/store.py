@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import struct
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from heads.adapter import put_on, read_record
 from heads.base import DraftHeads
+from heads.beside import beside
 from heads.config import ConfigError, HeadsConfig
 from heads.derived import recorded
 from heads.hub import Access, HubError, Place, fetch_target, locate
@@ -58,18 +58,13 @@ def save(heads: DraftHeads, folder: str | Path) -> None:
         raise HeadsFileError(f"not whole in this process: {'; '.join(partial)}. Gather sharded weights before saving")
     if heads.config.draft_vocab_size is not None:
         check_ids(heads.target_ids, heads.config.draft_vocab_size, heads.config.vocab_size)
-    weights, config = folder / f".{WEIGHTS}.partial", folder / f".{CONFIG}.partial"
     try:
-        save_file(tensors, weights, metadata={"format": "pt"})
-        config.write_text(json.dumps(heads.config.to_dict(), indent=2) + "\n", encoding="utf-8")
-        weights.chmod(config.stat().st_mode & 0o777)  # safetensors makes it private, whatever the umask is
-        os.replace(weights, folder / WEIGHTS)
-        os.replace(config, folder / CONFIG)
+        with beside(folder / CONFIG) as config, beside(folder / WEIGHTS) as weights:  # the inner one is placed first
+            save_file(tensors, weights, metadata={"format": "pt"})
+            config.write_text(json.dumps(heads.config.to_dict(), indent=2) + "\n", encoding="utf-8")
+            weights.chmod(config.stat().st_mode & 0o777)  # safetensors makes it private, whatever the umask is
     except SafetensorError as error:  # how it tells of a full disk
         raise OSError(f"{folder / WEIGHTS} could not be written ({error})") from error
-    finally:
-        weights.unlink(missing_ok=True)
-        config.unlink(missing_ok=True)
 
 
 def read_config(folder: Path) -> HeadsConfig:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from heads.beside import beside
 from train.files import sync, write_whole
 
 HASH = "sha256"
@@ -34,15 +34,12 @@ def write(path: Path, tensors: dict[str, Tensor], about: Mapping[str, str]) -> N
         OSError: the disk refused; nothing of it is left then.
     """
     found = content_hash(tensors)
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={**about, HASH: found})
-        sync(partial)
-        os.replace(partial, path)
+        with beside(path) as partial:
+            save_file(tensors, partial, metadata={**about, HASH: found})
+            sync(partial)
     except SafetensorError as error:  # how it tells of a full disk
         raise OSError(f"{path} could not be written ({error})") from error
-    finally:
-        partial.unlink(missing_ok=True)
     sync(path.parent)
     _remember(path, found)
 

@@ -25,6 +25,7 @@ from typing import Any
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
+from heads.beside import beside
 from train.files import try_lock, write_whole
 
 _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
@@ -164,9 +165,8 @@ class Spool:
 
 
 def _put(path: Path, tensors: dict[str, Tensor]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial)
-    os.replace(partial, path)
+    with beside(path) as partial:
+        save_file(tensors, partial)
 
 
 def _locked(path: Path) -> bool:
