@@ -83,7 +83,8 @@ def _inspect(args: argparse.Namespace, tokenizer: Callable[[str], Any]) -> Repor
         raise ValueError(f"there are no more than {args.skip} sequences: lower --skip")
     legend = f"learned tokens stand between {marks[0]} and {marks[1]}" if marks is MARKED else ""
     text = "\n\n".join([*([legend] if legend else []), *(one.text(marks) for one in shown)])
-    return {"sequences": [asdict(one) for one in shown]}, text
+    read = any(one.refused is None for one in shown)  # a file of which nothing can be read is no success
+    return {"sequences": [asdict(one) for one in shown], "ok": read}, text
 
 
 def register(

@@ -18,6 +18,7 @@ from data.regenerate import CONVERSATIONS, regenerate
 from data.rewrite import Answerer
 from data.server import ServerAnswerer
 from data.share import share
+from data.sources import open_sources
 from data.split import wanted
 from data.synthesize import ANSWERS, SynthesisSettings, synthesize
 
@@ -146,6 +147,7 @@ def run_regeneration(args: argparse.Namespace, engine: Engine) -> Report:
     within(args, above=("timeout",), least=("temperature", "retries"))
     if args.server and args.heads:
         raise ValueError("--heads are for the local engine: a server drafts with what it was started with")
+    open_sources(args.sources)  # a file that is missing is said before a target is loaded
     answerer, model = _server(args) if args.server else _local(args, engine)
     settings = {
         "model": model,

@@ -119,6 +119,28 @@ def test_inspect_marks_what_is_learned(tmp_path: Path, monkeypatch: pytest.Monke
         call("inspect", source, "--skip", "2")
 
 
+def test_inspecting_what_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+    good, bad = {"id": "good", "messages": chat("hi", "ok")}, {"messages": []}
+    source = str(write_jsonl(tmp_path / "rows", [bad, bad, good]))
+    report, text = call("inspect", source, "--count", "2")
+    assert report["ok"] is False and "refused" in text
+    assert call("inspect", source, "--count", "3")[0]["ok"] is True
+
+
+def test_a_missing_source_is_said_before_the_target_is_loaded(tmp_path: Path) -> None:
+    verbs = Verbs()
+
+    def engine(*_: Any) -> Any:
+        raise AssertionError("the target was loaded")
+
+    register(verbs.add, engine)
+    words = ["data", "regenerate", str(tmp_path / "missing.jsonl"), "--out", str(tmp_path / "out")]
+    args = verbs.parser.parse_args(words)
+    with pytest.raises(FileNotFoundError, match=r"missing\.jsonl"):
+        args.run(args)
+    assert not (tmp_path / "out").exists()
+
+
 def test_regenerate_with_the_engine(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows", [{"id": 1, "messages": chat("hi", "old")}, {"text": "t"}])
     options = [str(source), "--out", str(tmp_path / "out"), "--max-answer-tokens", "9"]
