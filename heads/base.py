@@ -56,6 +56,8 @@ class DraftHeads(nn.Module, ABC):
 
     default_lookahead: ClassVar[int] = 5
     later_options: ClassVar[dict[str, Any]] = {}  # not in older folders: the values that such heads were trained with
+    starting: ClassVar[tuple[str, ...]] = ()
+    """Options that only fresh weights hang on: trained ones have forgotten them."""
     attentions: ClassVar[tuple[str, ...]] = ("plain",)
     """Ways in which the training unroll can attend; ``attention`` is the one it does."""
     attention: str = "plain"

@@ -23,6 +23,7 @@ DEFAULTS: dict[str, Any] = LAYER_DEFAULTS | {
     "fc_norm": False,  # EAGLE-3.1: a norm on each tap before they are fused
     "norm_output": False,  # EAGLE-3.1: feed the normed output to the next step
     "train_output": True,  # train the output matrix; it starts as the target's rows
+    "uniform_start": True,  # first logits near uniform, as AdamW wants it; Muon gets further without
 }
 
 
@@ -44,7 +45,8 @@ class Eagle(Autoregressive):
     """EAGLE-3 heads, with EAGLE-3.1's norms as options."""
 
     layer: EagleLayer
-    later_options: ClassVar[dict[str, Any]] = {"window": 0}
+    later_options: ClassVar[dict[str, Any]] = {"window": 0, "uniform_start": True}
+    starting: ClassVar[tuple[str, ...]] = ("uniform_start",)
 
     def __init__(self, config: HeadsConfig, target: Target) -> None:
         super().__init__(config, target)
@@ -78,15 +80,18 @@ class Eagle(Autoregressive):
         return DEFAULTS | layer_shape(target)
 
     def initialize(self) -> None:
-        """The output matrix starts as the target's rows, under a norm that keeps the first logits near uniform.
+        """The output matrix starts as the target's rows; with ``uniform_start`` the norm before it keeps the first
+        logits near uniform.
 
-        A fresh layer's output has nothing to do with the target's last state: at the target's own scale its logits
-        would be confidently wrong, and the first hundred steps would go into taking that back.
+        A fresh layer's output has nothing to do with the target's last state: its logits are confidently wrong, and
+        AdamW takes a hundred steps to take that back. But a norm moves slowly, and a small one holds all later logits
+        small; Muon, which moves the layer faster, is better off with one of ones.
         """
         weight = self.target.output.weight.detach()
         rows = (weight if self.draft_ids is None else weight[self.draft_ids]).float()
         self.lm_head.weight.data.copy_(rows)
-        self.norm.weight.data.fill_(1.0 / float(rows.norm(dim=1).mean()))
+        if self.config.options["uniform_start"]:
+            self.norm.weight.data.fill_(1.0 / float(rows.norm(dim=1).mean()))
 
     @property
     def dtype(self) -> torch.dtype:

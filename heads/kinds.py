@@ -15,6 +15,7 @@ from heads.eagle import Eagle
 from heads.eagle1 import Eagle1
 from heads.hydra import Hydra
 from heads.identity import TargetMismatch
+from heads.layer import counted
 from heads.medusa import Medusa
 from heads.mtp import Mtp
 from heads.target import Target
@@ -76,7 +77,7 @@ def make_config(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
-        options=known | options,
+        options=counted(known | options),
     )
 
 

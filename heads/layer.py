@@ -89,6 +89,17 @@ def layer_shape(target: Target) -> dict[str, int]:
     }
 
 
+QUERIES = "queries"
+"""For ``num_key_value_heads``: as many as there are of queries, on whatever target."""
+
+
+def counted(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as they are kept: :data:`QUERIES` is the number that it stands for."""
+    if options.get("num_key_value_heads") != QUERIES:
+        return options
+    return options | {"num_key_value_heads": options["num_attention_heads"]}
+
+
 LAYER_DEFAULTS: dict[str, Any] = {
     "rope_theta": 10000.0,  # what the engines assume when a config does not say
     "rms_norm_eps": 1e-5,

@@ -130,6 +130,9 @@ class TrainConfig:
     beta2: float = knob(0.95, "AdamW", least=0, below=1)
     momentum: float = knob(0.95, "Muon", least=0, below=1)
     muon_factor: float = knob(1.0, "Muon's learning rate in those of AdamW, both of which the schedule scales", above=0)
+    row_beta: float = knob(
+        0.0, "Muon: memory of the rows' mean squares that even its steps (NorMuon); 0: plain Muon", least=0, below=1
+    )
     weight_decay: float = knob(0.0, "of both, apart from the loss", least=0)
     clip: float = knob(1.0, "largest gradient norm; 0: none", least=0)
     loss: dict[str, float] = table({"soft_ce": 1.0}, "weight of each loss term (train/losses.py)")  # noqa: RUF009

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from heads.base import DraftHeads
+from heads.layer import counted
 from heads.target import Target
 from heads.tuned import adapt, start_from
 from train.config import RunConfig
@@ -39,7 +40,7 @@ def existing_heads(config: RunConfig, target: Target, dtype: torch.dtype) -> Dra
     wrong += [
         f"heads.options.{name} is {value!r}, but they have {there.options.get(name)!r}"
         for name, value in section.options.items()
-        if value != there.options.get(name)
+        if name not in heads.starting and counted(there.options | {name: value})[name] != there.options.get(name)
     ]
     if section.draft_vocab_coverage is not None:
         wrong.append("heads.draft_vocab_coverage would choose a draft vocabulary, but theirs is part of their weights")

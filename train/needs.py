@@ -19,7 +19,8 @@ from train.config import RunConfig
 from train.conversations import Conversations
 from train.estimate import stored_bytes
 from train.loop import plan_of
-from train.optimizer import ADAMW, MOMENTS, parted
+from train.optimizer import ADAMW, MOMENTS, MUON, parted
+from train.row_muon import ROWS
 
 Shape = tuple[int, int]  # rows of a pass, and the tokens they are padded to
 
@@ -156,4 +157,6 @@ def _optimizer_bytes(config: RunConfig, heads: DraftHeads) -> int:
             tensors[f"{index}.step"] = ((), torch.float32)
         for name in MOMENTS[part]:
             tensors[f"{index}.{name}"] = (tuple(parameter.shape), parameter.dtype)
+        if part == MUON and config.train.row_beta:
+            tensors[f"{index}.{ROWS}"] = ((len(parameter), 1), parameter.dtype)
     return stored_bytes(tensors)

@@ -1,8 +1,8 @@
 """The optimizer of the heads' weights: AdamW for all of them, or Muon for the matrices that states go through.
 
 Muon moves a matrix along its momentum with all singular values made alike (arXiv 2502.16982, whose scale lets it take
-AdamW's learning rate), which needs the matrix whole: FSDP2 puts it together, DeepSpeed's ZeRO flattens it. Matrices
-over a vocabulary, norms and biases stay AdamW's.
+AdamW's learning rate), which needs the matrix whole: FSDP2 puts it together, DeepSpeed's ZeRO flattens it; with
+``row_beta`` its rows are evened (``train/row_muon.py``). Matrices over a vocabulary, norms and biases stay AdamW's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 
 from heads.base import DraftHeads
 from train.config import TrainConfig
+from train.row_muon import RowMuon
 from train.settings import SettingsError
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -104,13 +105,14 @@ def _adamw(weights: list[nn.Parameter], settings: TrainConfig) -> torch.optim.Op
 
 
 def _muon(weights: list[nn.Parameter], settings: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
-        [{"params": weights, FACTOR: settings.muon_factor}],
-        lr=settings.lr * settings.muon_factor,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    groups = [{"params": weights, FACTOR: settings.muon_factor}]
+    common: dict[str, Any] = {
+        "lr": settings.lr * settings.muon_factor,
+        "momentum": settings.momentum,
+        "weight_decay": settings.weight_decay,
+        "adjust_lr_fn": "match_rms_adamw",
+    }
+    return RowMuon(groups, settings.row_beta, **common) if settings.row_beta else torch.optim.Muon(groups, **common)
 
 
 PARTS: dict[str, Callable[[list[nn.Parameter], TrainConfig], torch.optim.Optimizer]] = {MUON: _muon, ADAMW: _adamw}

@@ -90,6 +90,14 @@ def test_eagle_takes_the_shape_of_its_target() -> None:
         assert len(made.propose(made.start(taps, random_ids(5)), heads.Budget.chain(3))) == 3
 
 
+def test_as_many_key_value_heads_as_of_queries() -> None:
+    """On whatever target, and kept as a number, which is what engines read."""
+    target = small_target("llama")
+    config = make_config("eagle", target, taps=(1, 2, 3), options={"num_key_value_heads": "queries"})
+    assert config.options["num_key_value_heads"] == 4
+    assert build(config, target).state_dict()["layer.k_proj.weight"].shape[0] == 4 * 8
+
+
 @pytest.mark.parametrize("draft_vocab", [None, 3])
 def test_eagle_starts_with_the_targets_rows(draft_vocab: int | None) -> None:
     target = small_target()
@@ -103,6 +111,14 @@ def test_eagle_starts_with_the_targets_rows(draft_vocab: int | None) -> None:
     assert made.state_dict()["lm_head.weight"].data_ptr() != target.output.weight.data_ptr()
     frozen = build(make_config("eagle", target, taps=(1, 2, 3), options={"train_output": False}), target)
     assert [name for name, p in frozen.named_parameters() if not p.requires_grad] == ["lm_head.weight"]
+
+
+def test_eagle_starts_near_uniform_or_with_a_norm_of_ones() -> None:
+    target = small_target()
+    for uniform, norm in ((True, 1 / float(target.output.weight.float().norm(dim=1).mean())), (False, 1.0)):
+        made = build(make_config("eagle", target, taps=(1, 2, 3), options={"uniform_start": uniform}), target)
+        made.initialize()
+        assert torch.allclose(made.state_dict()["norm.weight"], torch.tensor(norm))
 
 
 def test_the_target_is_no_part_of_the_heads() -> None:

@@ -44,6 +44,7 @@ def payload(path: Path) -> int:
         ("--heads.kind", "eagle"),
         ("--heads.kind", "eagle", "--heads.options.train_output", "false"),
         ("--heads.kind", "eagle", "--train.optimizer", "muon"),
+        ("--heads.kind", "eagle", "--train.optimizer", "muon", "--train.row_beta", 0.9),
         ("--heads.kind", "medusa", "--heads.taps", "null", "--heads.draft_vocab_size", "null"),
         ("--heads.kind", "block", "--heads.options.confidence", "true"),
     ],

@@ -100,6 +100,45 @@ def test_a_step_of_muon_is_as_long_as_adamws_and_turns_nothing() -> None:
     assert weights["norm.weight"].tolist() == pytest.approx([-1e-2] * 32), "AdamW's first step is the learning rate"
 
 
+def test_evened_rows_are_alike_and_the_step_as_long() -> None:
+    """What a row of Muon's step is over the running mean square of that row's steps, recomputed by hand."""
+    dice = torch.Generator().manual_seed(2)
+    name, unit = "layer.gate_proj.weight", 1e-2 * 0.2
+    shape = heads_of("eagle").get_parameter(name).shape
+    assert shape[0] > shape[1], "a tall matrix: Muon leaves its rows unlike"
+    steps = [
+        {name: torch.randn(shape, dtype=torch.float64, generator=dice) * torch.rand(shape[0], 1)} for _ in range(3)
+    ]
+    even, beta = TrainConfig(optimizer="muon", lr=1e-2, row_beta=0.9, weight_decay=0.5), 0.9
+    before = {"plain": torch.zeros(shape).double(), "even": torch.zeros(shape).double()}
+    mean = torch.zeros(shape[0], 1).double()
+    for count in range(1, 4):
+        plain = step_of(MUON_ON, steps[:count])[0][name].detach()
+        evened = step_of(even, steps[:count])[0][name].detach()
+        way = (plain - before["plain"]) / unit
+        mean = beta * mean + (1 - beta) * way.square().mean(1, keepdim=True)
+        wanted = way / mean.sqrt()
+        wanted *= way.norm() / wanted.norm()
+        found = (evened - before["even"] * (1 - 1e-2 * 0.5)) / unit
+        torch.testing.assert_close(found, wanted)
+        lengths = [float(m.norm(dim=1).max() / m.norm(dim=1).min()) for m in (way, found)]
+        assert lengths[0] > 1.5
+        if count == 1:
+            assert lengths[1] == pytest.approx(1.0), "no memory yet: all rows alike"
+        before = {"plain": plain, "even": evened}
+
+
+def test_rows_that_never_move_stay_numbers() -> None:
+    gradient = torch.zeros(32, 96).double()
+    gradient[3] = 1.0
+    weights, _ = step_of(TrainConfig(optimizer="muon", lr=1e-2, row_beta=0.95), [{"fc.weight": gradient}])
+    assert weights["fc.weight"].isfinite().all() and float(weights["fc.weight"][3].abs().min().detach()) > 0
+    still, _ = step_of(
+        TrainConfig(optimizer="muon", lr=1e-2, row_beta=0.95), [{"fc.weight": torch.zeros(32, 96).double()}]
+    )
+    assert not still["fc.weight"].any()
+
+
 def test_momentum_and_decay_are_the_settings() -> None:
     one, other = torch.zeros(32, 96).double(), torch.zeros(32, 96).double()
     one[0, 0], other[1, 1] = 1.0, 1.0
@@ -146,7 +185,18 @@ def test_several_go_on_from_what_was_saved() -> None:
 
 
 def test_a_killed_run_with_muon_goes_on_bit_for_bit(world: Path, launch: Launch) -> None:
-    recipe = ("--train.optimizer", "muon", "--train.max_steps", 4, "--train.save_every", 1, "--eval.prompts", 0)
+    recipe = (
+        "--train.optimizer",
+        "muon",
+        "--train.row_beta",
+        0.9,
+        "--train.max_steps",
+        4,
+        "--train.save_every",
+        1,
+        "--eval.prompts",
+        0,
+    )
     launch(*recipe, "--output.folder", world / "whole")
     with killed_at(Stepper, "batch", 4):
         launch(*recipe)
@@ -164,7 +214,8 @@ def test_a_killed_run_with_muon_goes_on_bit_for_bit(world: Path, launch: Launch)
 def test_two_processes_with_muon_are_one(engine: str, world: Path, launch: Launch) -> None:
     """Within what its bfloat16 makes of the order of sums, also behind a stop; FSDP2 puts matrices together where they
     are multiplied."""
-    settings = ("--train.optimizer", "muon", "--train.schedule", "constant", "--eval.prompts", "0")
+    optimizer = ("--train.optimizer", "muon", "--train.row_beta", "0.9")
+    settings = (*optimizer, "--train.schedule", "constant", "--eval.prompts", "0")
     words: list[str | Path] = ["--config", world / "recipe.yaml", *settings, "--train.engine", engine]
     for steps in ("2", "4"):
         done = run([*words, "--train.max_steps", steps, "--output.folder", world / "two"], processes=2)

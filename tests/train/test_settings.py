@@ -184,7 +184,7 @@ COUNTS = {
     "data": "max_length workers ahead",
     "heads": "lookahead draft_vocab_size draft_vocab_coverage",
     "train": "seed epochs max_steps batch_tokens micro_tokens bucket lr warmup_steps final_lr beta1 beta2 "
-    "momentum muon_factor weight_decay clip log_every save_every",
+    "momentum muon_factor row_beta weight_decay clip log_every save_every",
     "eval": "every conversations prompts tokens lookahead",
     "output": "keep",
 }

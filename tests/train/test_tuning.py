@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_training_goes_on_from_them(world: Path, launch: Launch, heads: Path) ->
     old, new = (load_file(folder / "heads.safetensors") for folder in (heads, world / "run" / "heads"))
     assert old.keys() == new.keys() and not torch.equal(old["fc.weight"], new["fc.weight"])
     assert torch.equal(old["target_ids"], new["target_ids"])
+
+
+def test_how_heads_started_is_no_longer_asked_and_words_are_numbers(world: Path, launch: Launch, heads: Path) -> None:
+    """A recipe for fresh heads goes on with ready ones, if it asks for heads like these."""
+    config = json.loads((heads / "config.json").read_text())
+    assert config["options"].pop("uniform_start") is True
+    (heads / "config.json").write_text(json.dumps(config))  # as heads were written before there was the option
+    start: tuple[object, ...] = ("--heads.init", heads, "--heads.options.uniform_start", "false", *QUIET)
+    launch(*start, "--train.max_steps", 1)
+    assert config["options"]["num_key_value_heads"] == 2
+    with pytest.raises(SettingsError, match=r"num_key_value_heads is 'queries', but they have 2"):
+        launch(*start, "--heads.options.num_key_value_heads", "queries")
 
 
 def test_factors_alone_are_trained_for_a_tuned_target(world: Path, launch: Launch, heads: Path) -> None:
