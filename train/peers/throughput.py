@@ -45,9 +45,10 @@ from train.progress import Reporter  # noqa: E402
 from train.ranks import Ranks  # noqa: E402
 from train.settings import load  # noqa: E402
 
-# what all can train with: economize lacks EAGLE-3.1's norms, and Muon
+# what all can train with: economize lacks EAGLE-3.1's norms, and Muon; and what all compute: one loss
 COMMON = [
     "--heads.options.fc_norm=false", "--heads.options.norm_output=false", "--train.optimizer=adamw",
+    "--train.loss={soft_ce: 1.0}",
 ]  # fmt: skip
 
 

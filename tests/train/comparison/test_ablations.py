@@ -132,7 +132,8 @@ def test_the_plan_that_comes_along_names_what_there_is() -> None:
     plan = read(ROOT / "configs" / "compare" / "ablations.yaml")
     names = [group.name for group in plan.groups]
     assert names == [
-        "taps", "unroll", "optimizer", "loss", "norms", "vocabulary", "markov", "initialisation", "amount", "answers",
+        "taps", "unroll", "optimizer", "loss", "norms", "vocabulary", "markov", "keys", "initialisation", "amount",
+        "answers",
     ]  # fmt: skip
     for group in plan.groups:
         for run in group.runs:
