@@ -120,8 +120,8 @@ def test_inspect_marks_what_is_learned(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_inspecting_what_cannot_be_read_is_no_success(tmp_path: Path) -> None:
-    good, bad = {"id": "good", "messages": chat("hi", "ok")}, {"messages": []}
-    source = str(write_jsonl(tmp_path / "rows", [bad, bad, good]))
+    bad: dict[str, Any] = {"messages": []}
+    source = str(write_jsonl(tmp_path / "rows", [bad, bad, {"id": "good", "messages": chat("hi", "ok")}]))
     report, text = call("inspect", source, "--count", "2")
     assert report["ok"] is False and "refused" in text
     assert call("inspect", source, "--count", "3")[0]["ok"] is True
