@@ -31,10 +31,8 @@ class RowMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Move all weights: torch's own step at a rate of 1 says where to, and its rows are scaled then."""
-        moved = [
-            (group, weight) for group in self.param_groups for weight in group["params"] if weight.grad is not None
-        ]
-        before = [weight.clone() for _, weight in moved]
+        weights = [(group, weight) for group in self.param_groups for weight in group["params"]]
+        before = [weight.clone() for _, weight in weights]
         rates = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         for group in self.param_groups:
             group["lr"], group["weight_decay"] = 1.0, 0.0
@@ -43,7 +41,9 @@ class RowMuon(torch.optim.Muon):
         finally:
             for group, (rate, decay) in zip(self.param_groups, rates, strict=True):
                 group["lr"], group["weight_decay"] = rate, decay
-        for (group, weight), old in zip(moved, before, strict=True):
+        for (group, weight), old in zip(weights, before, strict=True):
+            if weight.grad is None:  # asked here: a closure makes the gradients
+                continue
             way = self._evened(weight, weight - old)
             weight.copy_(old * (1 - group["lr"] * group["weight_decay"]) + way * group["lr"])
         return result

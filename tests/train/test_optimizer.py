@@ -21,6 +21,7 @@ from train.settings import SettingsError
 from train.step import Stepper
 
 MUON_ON = TrainConfig(optimizer="muon", lr=1e-2)
+EVENED = ("--train.optimizer", "muon", "--train.row_beta", "0.9")
 EAGLE = {"fc.weight", *(f"layer.{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))}
 BY_KIND = {
     "eagle": EAGLE,
@@ -185,18 +186,7 @@ def test_several_go_on_from_what_was_saved() -> None:
 
 
 def test_a_killed_run_with_muon_goes_on_bit_for_bit(world: Path, launch: Launch) -> None:
-    recipe = (
-        "--train.optimizer",
-        "muon",
-        "--train.row_beta",
-        0.9,
-        "--train.max_steps",
-        4,
-        "--train.save_every",
-        1,
-        "--eval.prompts",
-        0,
-    )
+    recipe = (*EVENED, "--train.max_steps", 4, "--train.save_every", 1, "--eval.prompts", 0)
     launch(*recipe, "--output.folder", world / "whole")
     with killed_at(Stepper, "batch", 4):
         launch(*recipe)
@@ -214,8 +204,7 @@ def test_a_killed_run_with_muon_goes_on_bit_for_bit(world: Path, launch: Launch)
 def test_two_processes_with_muon_are_one(engine: str, world: Path, launch: Launch) -> None:
     """Within what its bfloat16 makes of the order of sums, also behind a stop; FSDP2 puts matrices together where they
     are multiplied."""
-    optimizer = ("--train.optimizer", "muon", "--train.row_beta", "0.9")
-    settings = (*optimizer, "--train.schedule", "constant", "--eval.prompts", "0")
+    settings = (*EVENED, "--train.schedule", "constant", "--eval.prompts", "0")
     words: list[str | Path] = ["--config", world / "recipe.yaml", *settings, "--train.engine", engine]
     for steps in ("2", "4"):
         done = run([*words, "--train.max_steps", steps, "--output.folder", world / "two"], processes=2)

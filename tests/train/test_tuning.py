@@ -66,6 +66,9 @@ def test_how_heads_started_is_no_longer_asked_and_words_are_numbers(world: Path,
     assert config["options"]["num_key_value_heads"] == 2
     with pytest.raises(SettingsError, match=r"num_key_value_heads is 'queries', but they have 2"):
         launch(*start, "--heads.options.num_key_value_heads", "queries")
+    queries: tuple[object, ...] = ("--heads.options.num_key_value_heads", "queries", *QUIET, "--train.max_steps", 1)
+    launch(*queries, "--output.folder", world / "full")
+    launch(*queries, "--heads.init", world / "full" / "heads", "--output.folder", world / "on")
 
 
 def test_factors_alone_are_trained_for_a_tuned_target(world: Path, launch: Launch, heads: Path) -> None:
