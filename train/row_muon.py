@@ -1,8 +1,9 @@
 """Muon whose rows are evened: torch's step, each row of it over what that row's steps have been lately.
 
 Muon makes the singular values of a step alike, not its rows: some outputs of a layer move several times as far as
-others, step after step. Scaled by a running mean square of each row (NorMuon, arXiv 2510.05491) all move alike, and the
-whole step stays as long as Muon's, so the learning rate means what it meant.
+others, step after step. Scaled by a running mean square of each row (NorMuon, arXiv 2510.05491) all move alike. The
+whole step is then made as long as Muon's would be if its singular values were quite alike: its few iterations leave
+them apart, and the step shorter the more so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 ROWS = "row_square"  # a row's running mean square, [rows, 1]: what is kept beside Muon's momentum
+RMS = 0.2  # of a step's entries at a rate of 1, as AdamW's are about: torch's match_rms_adamw
 
 
 class RowMuon(torch.optim.Muon):
@@ -21,7 +23,8 @@ class RowMuon(torch.optim.Muon):
     Args:
         params: as torch.optim.Muon's, two-dimensional.
         row_beta: share of a row's mean square that is kept from step to step, above 0 and below 1.
-        settings: torch.optim.Muon's.
+        settings: torch.optim.Muon's but ``adjust_lr_fn``, which has no say: the step's entries have a root mean square of
+            0.2 times the rate, whatever the matrix's shape.
     """
 
     def __init__(self, params: Any, row_beta: float, **settings: Any) -> None:
@@ -49,11 +52,13 @@ class RowMuon(torch.optim.Muon):
         return result
 
     def _evened(self, weight: Tensor, way: Tensor) -> Tensor:
-        """A step of a weight, [rows, columns] → the same with rows scaled, as long as before."""
+        """A step of a weight, [rows, columns] → the same with rows scaled, 0.2 the root mean square of its entries."""
         square, state = way.square().mean(1, keepdim=True), self.state[weight]
         if ROWS not in state:
             state[ROWS] = torch.zeros_like(square)
         # that the mean starts at zero makes all rows too long alike, which the length takes back
         state[ROWS].lerp_(square, 1 - self.row_beta)
-        scaled = way / state[ROWS].sqrt().clamp_min(torch.finfo(way.dtype).tiny)
-        return scaled * (way.norm() / scaled.norm().clamp_min(torch.finfo(way.dtype).tiny))
+        tiny = torch.finfo(way.dtype).tiny
+        scaled = way / state[ROWS].sqrt().clamp_min(tiny)
+        # rows are about 1 long by now, or all zero: a step that goes nowhere stays so
+        return scaled * (RMS * way.numel() ** 0.5 / scaled.norm().clamp_min(torch.finfo(way.dtype).eps))

@@ -87,10 +87,11 @@ def python_of(peer: Peer, root: Path, say: Callable[[str], None]) -> Path:
 
 def _build(peer: Peer, folder: Path) -> None:
     _run([sys.executable, "-m", "venv", str(folder)])
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "install", *peer.requirements])
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "--quiet", "install", *peer.requirements])
     if peer.unneeded:
-        _run([*pip, "uninstall", "--yes", *peer.unneeded.split()])
+        _run([*pip, "--quiet", "uninstall", "--yes", *peer.unneeded.split()])
+    # not with --quiet, which leaves out the list as well
     held = json.loads(_run([*pip, "list", "--format", "json"]))
     packages = {package["name"]: package["version"] for package in held}
     (folder / "packages.json").write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
