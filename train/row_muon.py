@@ -23,8 +23,8 @@ class RowMuon(torch.optim.Muon):
     Args:
         params: as torch.optim.Muon's, two-dimensional.
         row_beta: share of a row's mean square that is kept from step to step, above 0 and below 1.
-        settings: torch.optim.Muon's but ``adjust_lr_fn``, which has no say: the step's entries have a root mean square of
-            0.2 times the rate, whatever the matrix's shape.
+        settings: torch.optim.Muon's; ``adjust_lr_fn`` has no say, since the root mean square of a step's entries is 0.2
+            times the rate whatever the matrix's shape.
     """
 
     def __init__(self, params: Any, row_beta: float, **settings: Any) -> None:
