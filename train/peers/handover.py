@@ -144,7 +144,11 @@ def write_states(handover: Handover, root: Path) -> tuple[Path, float]:
         seconds = time.perf_counter() - began
         write_json(partial / SECONDS, {"seconds": seconds})
         partial.chmod(0o755)
-        partial.rename(folder)
+        try:
+            partial.rename(folder)
+        except OSError:  # made by another meanwhile
+            if not folder.is_dir():
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder, seconds

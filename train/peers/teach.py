@@ -86,9 +86,11 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
         OSError: a run failed, or ``out`` holds something.
     """
     config, peer = lesson.config, lesson.peer
-    quiet = replace(config, output=replace(config.output, folder=str(lesson.work / "run")))
     with new_folder(out) as partial:
-        handover = hand_over(quiet, None, lesson.work / "handover", reporter)
+        # all in this run's own folder: another that starts meanwhile, with other settings, would write over it
+        mine = partial / "run"
+        quiet = replace(config, output=replace(config.output, folder=str(mine)))
+        handover = hand_over(quiet, None, mine / "handover", reporter)
         newer = [name for name in ("fc_norm", "norm_output") if handover.heads.config.options[name]]
         if newer and not peer.norms:
             off = " ".join(f"--set heads.options.{name}=false" for name in newer)
@@ -96,7 +98,7 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
         states, states_seconds = {}, 0.0
         if peer.reads_states:
             states[peer.package], states_seconds = write_states(handover, lesson.work)
-        contest = Contest(handover, partial / "run", {peer.package: lesson.python}, states, lesson.threads)
+        contest = Contest(handover, mine, {peer.package: lesson.python}, states, lesson.threads)
         steps = steps_of(config, handover.conversations.lengths, lesson.steps)
         contender = Contender(peer.package, peer, "cached" if peer.reads_states else "online", ())
         reporter.say(f"{peer.package}: {len(steps)} steps at {lesson.lr:g}")
@@ -104,7 +106,7 @@ def teach(lesson: Lesson, out: Path, reporter: Reporter) -> dict[str, Any]:
         lines = [json.dumps({"step": number, **step}) for number, step in enumerate(done.result["steps"], 1)]
         (partial / "curve.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (done.folder / done.result["checkpoint"]).rename(partial / "checkpoint")
-        shutil.rmtree(partial / "run")
+        shutil.rmtree(mine)
         imported = import_heads(
             partial / "checkpoint", handover.target, partial / "heads", lookahead=handover.heads.config.lookahead
         )
@@ -141,7 +143,7 @@ def options() -> argparse.ArgumentParser:
     add("--lr", type=float, required=True, help="highest learning rate")
     add("--muon", action="store_true", help="speculators' own default optimizer instead of AdamW")
     add("--out", type=Path, required=True, metavar="FOLDER", help="a new folder; none is overwritten")
-    add("--work", type=Path, default=Path("runs/peers/work"), help="what is handed over; shared by runs")
+    add("--work", type=Path, default=Path("runs/peers/work"), help="the target's states; shared by runs")
     add("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
     add("--environments", type=Path, default=default_root(), help="where the peers' lie (default: %(default)s)")
     add("--python", type=Path, metavar="PATH", help="the peer's Python, made by yourself")

@@ -42,6 +42,13 @@ def test_heads_come_home(world: Path, in_process: list[list[str]]) -> None:
     assert report["tokens"] == sum(line["tokens"] for line in curve) and report["format"] == "economize"
 
 
+def test_what_is_handed_over_is_this_runs_own(world: Path, in_process: list[list[str]]) -> None:
+    """Two that run at once, with other shapes, share nothing but the target's states."""
+    assert teach.main(words(world, *OFF)) == 0
+    work = world / "work"
+    assert not [path for path in work.glob("*") if not path.name.startswith("states-")]
+
+
 def test_the_steps_are_our_own_trainings(world: Path, launch: object) -> None:
     """As the loop plans them, epoch after epoch."""
     from accelerate import Accelerator
