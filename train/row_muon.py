@@ -2,8 +2,8 @@
 
 Muon makes the singular values of a step alike, not its rows: some outputs of a layer move several times as far as
 others, step after step. Scaled by a running mean square of each row (NorMuon, arXiv 2510.05491) all move alike. The
-whole step is then made as long as Muon's would be if its singular values were quite alike: its few iterations leave
-them apart, and the step shorter the more so.
+whole step is then made as long as Muon's would be if its singular values were quite alike; its few iterations leave
+them apart, so that torch's own is shorter.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ class RowMuon(torch.optim.Muon):
         state[ROWS].lerp_(square, 1 - self.row_beta)
         tiny = torch.finfo(way.dtype).tiny
         scaled = way / state[ROWS].sqrt().clamp_min(tiny)
-        # rows are about 1 long by now, or all zero: a step that goes nowhere stays so
+        # entries are of the size of 1 by now, or all zero: a step that goes nowhere stays so
         return scaled * (RMS * way.numel() ** 0.5 / scaled.norm().clamp_min(torch.finfo(way.dtype).eps))

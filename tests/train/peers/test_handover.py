@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.heads.small import relative
 from tests.train.peers.conftest import contest_of, handed
+from train.peers import handover as making
 from train.peers.contest import HERE
 from train.peers.handover import write_states
 from train.peers.inside.job import Texts, digest, same_names
@@ -53,6 +55,21 @@ def test_states_are_the_taps_and_the_last_one_before_its_norm(world: Path) -> No
         assert relative(held["hidden_states"][:, :3].flatten(1), out.taps[0]) < 1e-5
         last = held["hidden_states"][:, 3]
         assert relative(target.model.model.norm(last), out.hidden[0]) < 1e-5 and relative(last, out.hidden[0]) > 0.1
+
+
+def test_states_that_another_makes_meanwhile_are_taken(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other, real = handed(world), handed(world), making._run_target
+    first: list[Path] = []
+
+    def run(*given: Any) -> Any:
+        monkeypatch.setattr(making, "_run_target", real)
+        first.append(write_states(other, world)[0])
+        return real(*given)
+
+    monkeypatch.setattr(making, "_run_target", run)
+    folder, _ = write_states(mine, world)
+    assert first == [folder] and len(list(folder.glob("hs_*.safetensors"))) == 8
+    assert [path for path in world.iterdir() if "states-" in path.name] == [folder], "nothing half is left"
 
 
 def test_other_states_lie_elsewhere_and_need_room(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
